@@ -1,0 +1,115 @@
+"""What a group of ranks can do together; everything above `comm/` talks to this interface alone.
+
+Three kinds exist: `SerialGroup` (one rank, every collective is the identity), `ThreadGroup` (ranks are threads of one
+process: tests, debugger, teaching) and `MpiGroup` (mpi4py).
+
+Rules that hold for all kinds:
+
+- Every rank of the group issues the same collectives in the same order. A decision that depends on data is taken on one
+  rank and broadcast (`broadcast_object`) before it leads to a collective.
+- No collective writes to its argument unless `out` names it: `all_reduce(x, out=x)` works in place. A one-rank group
+  returns its argument itself, so treat a result as shared with the argument.
+- Results are equal to the bit on all ranks of the group.
+- Arrays live on whatever device they live on; staging through the host and stream synchronisation are the group's affair.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Array = Any  # a NumPy array, or an array of a module that works alike (CuPy)
+
+
+class Pending:
+    """A collective under way. `wait()` ends it and returns its array; the buffers stay alive until then."""
+
+    def __init__(self, wait: Callable[[], Array]) -> None:
+        self._wait: Callable[[], Array] | None = wait
+        self._result: Array = None
+
+    @classmethod
+    def done(cls, result: Array) -> Pending:
+        """A collective that has already ended."""
+        return cls(lambda: result)
+
+    def wait(self) -> Array:
+        """Block until the collective has ended; a second call returns the same array."""
+        if self._wait is not None:
+            self._result, self._wait = self._wait(), None
+        return self._result
+
+
+class Group(ABC):
+    """Ranks 0 .. size-1 that communicate with one another; `rank` is this one's place."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
+        """Elementwise `op` ("sum", "max" or "min") of every rank's x, on every rank. Same shape and dtype everywhere.
+
+        float16 and bfloat16 are summed in float32 and rounded once.
+        """
+
+    @abstractmethod
+    def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
+        """The sum of all ranks' partials, added strictly from left to right: rank 0's list, then rank 1's, ...
+
+        The lists may differ in length (or be empty); `like` gives shape and dtype of one partial. The result is a new
+        array that depends on the sequence of partials only, not on which rank held which: ((0 + p0) + p1) + p2 ...
+        """
+
+    @abstractmethod
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        """Every rank's x joined along `dim` in rank order; sizes along `dim` may differ from rank to rank."""
+
+    @abstractmethod
+    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        """The sum of every rank's x, of which this rank gets its part: `sizes[r]` along `dim` go to rank r."""
+
+    @abstractmethod
+    def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
+        """blocks[r] goes to rank r; entry r of the result came from rank r. Shapes may differ; dtypes may not."""
+
+    @abstractmethod
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        """Root's x on every rank. Every rank passes an array of the same shape and dtype; only root's values count."""
+
+    @abstractmethod
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Root's small Python object on every rank (pickled where ranks are processes)."""
+
+    @abstractmethod
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's small Python object, in rank order, on every rank."""
+
+    @abstractmethod
+    def send(self, x: Array, dest: int, tag: int = 0) -> None:
+        """Hand x to rank `dest`, which must call `recv`."""
+
+    @abstractmethod
+    def recv(self, like: Array, source: int, tag: int = 0) -> Array:
+        """A new array of the shape and dtype of `like`, sent by rank `source`."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> Group:
+        """The group of the ranks that passed the same `color`, ordered by `key`."""
+
+    def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
+        """Start `all_reduce`; don't touch x or out before `wait()`. Kinds that can't overlap do it at once."""
+        return Pending.done(self.all_reduce(x, op, out))
+
+    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
+        """Start `all_gather`."""
+        return Pending.done(self.all_gather(x, dim))
+
+    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+        """Start `reduce_scatter`."""
+        return Pending.done(self.reduce_scatter(x, sizes, dim))

@@ -1,0 +1,94 @@
+"""How many units (heads, FFN columns, vocabulary rows) each rank gets: pure arithmetic, no arrays, no communication.
+
+Units are dealt in **blocks**: whole groups of neighbouring units that never part. Normally every rank has one block, its
+share. In the invariant mode the number of blocks is fixed and does not depend on the number of ranks, so that each
+block's matrix product has one shape in every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def split_evenly(units: int, parts: int) -> tuple[range, ...]:
+    """Cut `units` into `parts` neighbouring ranges whose sizes differ by at most one; the first ones are larger.
+
+    >>> split_evenly(9, 2)
+    (range(0, 5), range(5, 9))
+    """
+    size, extra = divmod(units, parts)
+    starts = [part * size + min(part, extra) for part in range(parts + 1)]
+    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank holds of `units`: the blocks `blocks`, neighbours in global order."""
+
+    units: int
+    blocks: tuple[range, ...]
+
+    @property
+    def range(self) -> range:
+        """The units of all blocks as one range."""
+        return range(self.blocks[0].start, self.blocks[-1].stop) if self.blocks else range(0)
+
+    @property
+    def size(self) -> int:
+        """How many units this rank holds."""
+        return len(self.range)
+
+    @property
+    def local_blocks(self) -> tuple[range, ...]:
+        """The blocks, counted from the rank's own first unit."""
+        first = self.range.start
+        return tuple(range(block.start - first, block.stop - first) for block in self.blocks)
+
+    def scaled(self, factor: int) -> Share:
+        """The same share of units that are each `factor` rows wide (heads to rows)."""
+        blocks = tuple(range(block.start * factor, block.stop * factor) for block in self.blocks)
+        return Share(self.units * factor, blocks)
+
+
+def share_of(units: int, rank: int, ranks: int, num_blocks: int = 0) -> Share:
+    """Rank's share of `units` among `ranks`. `num_blocks` > 0: cut into that many blocks first, then deal whole blocks."""
+    if not num_blocks:
+        own = split_evenly(units, ranks)[rank]
+        return Share(units, (own,) if len(own) else ())
+    blocks = split_evenly(units, num_blocks)
+    return Share(units, tuple(blocks[i] for i in split_evenly(num_blocks, ranks)[rank]))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The attention heads of one rank: its query heads, and the KV heads that those use.
+
+    Query heads are dealt one by one, so a KV head may be needed on several neighbouring ranks (GQA, MQA). It is *owned*
+    by the rank that holds the first query head of its group: the owner saves it and counts it.
+    """
+
+    query: Share
+    kv: range  # KV heads held here
+    kv_owned: range  # those of them that this rank owns
+    kv_shared: tuple[int, ...]  # KV heads held by more than one rank of the group, the same list on every rank
+    group_size: int  # query heads a KV head
+
+    def kv_index(self, local_query_head: int) -> int:
+        """Which local KV head the local query head uses."""
+        return (self.query.range.start + local_query_head) // self.group_size - self.kv.start
+
+
+def share_heads(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
+    """Rank's heads. `heads` must be a multiple of `kv_heads`; any number of ranks works, some may hold no head."""
+    group_size = heads // kv_heads
+    shares = [share_of(heads, r, ranks, num_blocks) for r in range(ranks)]
+    held = [_groups_of(share.range, group_size) for share in shares]
+    shared = tuple(g for g in range(kv_heads) if sum(g in kv for kv in held) > 1)
+    query, kv = shares[rank], held[rank]
+    owned = [g for g in kv if g * group_size in query.range]
+    kv_owned = range(owned[0], owned[-1] + 1) if owned else range(kv.start, kv.start)
+    return HeadShare(query, kv, kv_owned, shared, group_size)
+
+
+def _groups_of(heads: range, group_size: int) -> range:
+    return range(heads.start // group_size, (heads.stop - 1) // group_size + 1) if heads else range(0)
