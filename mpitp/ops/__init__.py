@@ -1,0 +1,1 @@
+"""Pure maths on arrays, each forward beside its backward; nothing here knows of ranks."""

@@ -1,0 +1,62 @@
+"""Cross entropy over a vocabulary of which this process holds the columns start .. start + v - 1 of the logits.
+
+    loss_i = log(denominator_i) + max_i - logits[i, target_i],  denominator_i = sum over the vocabulary of exp(logits - max)
+    dlogits = (e / denominator - onehot(target)) * weight,      e = exp(logits - max)
+
+Max, denominator and target logit are each one small reduction over the ranks; the logits never leave their rank. What is
+here is the part before and after those reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpitp.backend.arrays import array_module
+
+Array = Any
+
+
+def row_max(logits: Array) -> Array:
+    """Largest logit of every row [t]; -inf when there are no columns."""
+    if logits.shape[1] == 0:
+        return array_module(logits).full((logits.shape[0],), -float("inf"), dtype=logits.dtype)
+    return logits.max(axis=1)
+
+
+def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Array, Array]:
+    """e [t, v] = exp(logits - row_max), and its sums over each block of columns [len(blocks), t]."""
+    xp = array_module(logits)
+    e = xp.exp(logits - row_max[:, None])
+    sums = xp.empty((len(blocks), logits.shape[0]), dtype=logits.dtype)
+    for i, block in enumerate(blocks):
+        sums[i] = e[:, block.start : block.stop].sum(axis=1)
+    return e, sums
+
+
+def target_logits(logits: Array, targets: Array, start: int) -> Array:
+    """logits[i, targets[i] - start] [t]; 0 where the target isn't held here or is negative (ignored)."""
+    xp = array_module(logits)
+    rows, cols = logits.shape
+    if cols == 0:
+        return xp.zeros((rows,), dtype=logits.dtype)
+    local, held = _local_targets(xp, targets, start, cols)
+    return xp.where(held, logits[xp.arange(rows), local], xp.zeros((), dtype=logits.dtype))
+
+
+def cross_entropy_backward(e: Array, targets: Array, start: int, denominators: Array, weights: Array) -> Array:
+    """dlogits [t, v] of e [t, v], targets [t], denominators [t] over the whole vocabulary, and weights [t]."""
+    xp = array_module(e)
+    rows, cols = e.shape
+    dlogits = e * (weights / denominators)[:, None]
+    if cols:
+        local, held = _local_targets(xp, targets, start, cols)
+        dlogits[xp.arange(rows), local] -= xp.where(held, weights, xp.zeros((), dtype=weights.dtype))
+    return dlogits
+
+
+def _local_targets(xp: Any, targets: Array, start: int, cols: int) -> tuple[Array, Array]:
+    """Column of each target here (0 where it isn't held), and whether it is held."""
+    local = targets - start
+    held = (targets >= 0) & (local >= 0) & (local < cols)
+    return xp.where(held, local, 0), held

@@ -1,0 +1,21 @@
+"""Dropout (Srivastava et al. 2014): y = x * mask with a mask of 0 and 1/(1 - rate) made by `backend.rng`.
+
+The backward is the same product: dx = dy * mask. The mask depends on global indices alone, so it can be made again
+instead of kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Array = Any
+
+
+def dropout_forward(x: Array, mask: Array) -> Array:
+    """x * mask, elementwise."""
+    return x * mask
+
+
+def dropout_backward(dy: Array, mask: Array) -> Array:
+    """dy * mask, elementwise."""
+    return dy * mask

@@ -1,0 +1,88 @@
+"""Rotary position embedding (Su et al. 2021) on halves, as Hugging Face's Llama lays it out.
+
+Column j < d/2 and column j + d/2 of a head are the two coordinates of a point that is turned by the angle
+position * inv_freq[j]:
+
+    forward     y1 = x1 cos - x2 sin,   y2 = x2 cos + x1 sin
+    backward    the turn back: the same with -sin
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import array_module, from_host
+from mpitp.errors import ConfigError
+
+Array = Any
+
+
+def rope_inv_freq(head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> np.ndarray:
+    """Angle a position [head_dim/2], float64: theta^(-2j/d), changed by `scaling`, a config's rope_scaling.
+
+    Scaling types: "default" (or None), "linear" (positions divided by `factor`) and "llama3" (long wavelengths divided by
+    `factor`, short ones kept, a ramp between). Raises ConfigError for any other type and for a missing number.
+    """
+    inv_freq = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return inv_freq
+    if kind == "linear":
+        return inv_freq / _number(scaling, "factor")
+    if kind == "llama3":
+        return _llama3(inv_freq, scaling)
+    raise ConfigError(f"rope scaling type {kind!r} is not supported; expected one of default, linear, llama3")
+
+
+def rope_table(positions: Array, inv_freq: np.ndarray, dtype: Any, xp: Any) -> tuple[Array, Array]:
+    """cos and sin [t, d/2] of the angles at `positions` [t] (host or device integers), computed in float64."""
+    positions = positions if array_module(positions) is xp else from_host(positions, xp)
+    angles = positions.astype(np.float64)[:, None] * from_host(inv_freq, xp)
+    return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
+
+
+def rope_reference(x: Array, cos: Array, sin: Array) -> Array:
+    """The plain forward over the whole array."""
+    x1, x2 = _halves(x)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return array_module(x).concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=2)
+
+
+def rope_forward(x: Array, cos: Array, sin: Array, out: Array | None = None) -> Array:
+    """x [t, n, d] turned by the tables [t, d/2]; into `out`, which may be x itself."""
+    y = rope_reference(x, cos, sin)
+    if out is None:
+        return y
+    out[...] = y
+    return out
+
+
+def rope_backward(dy: Array, cos: Array, sin: Array, out: Array | None = None) -> Array:
+    """dx [t, n, d] of dy [t, n, d]: turned back; into `out`, which may be dy itself."""
+    return rope_forward(dy, cos, -sin, out)
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    half = x.shape[2] // 2
+    return x[:, :, :half], x[:, :, half:]
+
+
+def _llama3(inv_freq: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+    """As transformers' `_compute_llama3_parameters`."""
+    factor = _number(scaling, "factor")
+    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    turns = _number(scaling, "original_max_position_embeddings") * inv_freq / (2 * math.pi)  # in the original context
+    if not high > low:
+        raise ConfigError(f"rope scaling: high_freq_factor={high} must be greater than low_freq_factor={low}")
+    ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: few turns, scaled; 1: many, kept
+    return (1.0 - ramp) * inv_freq / factor + ramp * inv_freq
+
+
+def _number(scaling: dict[str, Any], key: str) -> float:
+    value = scaling.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"rope scaling: {key} must be a positive number, got {value!r}")
+    return float(value)
