@@ -1,0 +1,1 @@
+"""Model files: Hugging Face directories of safetensors, read by slices and written in parallel."""

@@ -1,0 +1,1 @@
+"""Models of foreign formats turned into Hugging Face directories."""
