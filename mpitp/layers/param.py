@@ -98,3 +98,8 @@ def replicated(name: str, shape: tuple[int, ...], rank: int) -> ShardSpec:
     """The spec of a parameter that every rank of the group holds whole; rank 0 owns it."""
     rows = range(shape[0])
     return ShardSpec(shape, 0, (Part(name, shape[0], rows, rows if rank == 0 else range(0)),))
+
+
+def prefixed(prefix: str, params: dict[str, Param]) -> dict[str, Param]:
+    """The same parameters, their names preceded by `prefix.`."""
+    return {f"{prefix}.{name}": param for name, param in params.items()}

@@ -1,0 +1,33 @@
+"""Keys and values of the tokens already seen, one store a layer, for generation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+Array = Any
+
+
+class LayerCache:
+    """Keys and values of this rank's KV heads for every sequence of a batch.
+
+    Stored as [b][g, capacity, d], so that one head's keys are contiguous; handed out as views [u, g, d].
+    """
+
+    def __init__(self, capacities: tuple[int, ...], kv_heads: int, head_dim: int, dtype: Any, xp: ModuleType) -> None:
+        self._keys = [xp.zeros((kv_heads, capacity, head_dim), dtype) for capacity in capacities]
+        self._values = [xp.zeros((kv_heads, capacity, head_dim), dtype) for capacity in capacities]
+
+    def extend(self, index: int, past: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Store k, v [s, g, d] of sequence `index` at positions past .. past+s-1; all its keys and values [past+s, g, d]."""
+        stop = past + k.shape[0]
+        keys, values = self._keys[index], self._values[index]
+        assert stop <= keys.shape[1], "the caller checks the capacity before it computes"
+        keys[:, past:stop] = k.transpose(1, 0, 2)
+        values[:, past:stop] = v.transpose(1, 0, 2)
+        return keys[:, :stop].transpose(1, 0, 2), values[:, :stop].transpose(1, 0, 2)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in (*self._keys, *self._values))

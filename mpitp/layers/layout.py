@@ -1,0 +1,99 @@
+"""How a model is laid over the ranks of one tensor-parallel group, and how partial sums of those ranks are added.
+
+Two layouts exist. The plain one gives each rank one block of every cut dimension and lets the library add the ranks'
+partial sums in whatever order it likes. The invariant one cuts every dimension into `num_blocks` blocks at any rank
+count, deals whole blocks, and adds the blocks' partial sums strictly from left to right: the same bits on 1, 2, 3, ...
+ranks. Layers don't know which one they have: they loop over their blocks and hand the list of partial sums on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpitp.backend.arrays import array_module
+from mpitp.comm.group import Group, Pending
+from mpitp.errors import ConfigError
+from mpitp.layers.partition import HeadShare, Share, share_heads, share_of
+
+Array = Any
+
+
+class Summation(ABC):
+    """Adds the partial sums that the ranks of a group hold; every rank gets the whole."""
+
+    @abstractmethod
+    def start(self, partials: Sequence[Array], like: Array) -> Pending:
+        """Start adding. Partials are given away: the sum may be written over the first. `like`: one partial's shape."""
+
+    def __call__(self, partials: Sequence[Array], like: Array) -> Array:
+        """The sum of all ranks' partials."""
+        return self.start(partials, like).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySum(Summation):
+    """Adds this rank's partials, then all ranks' sums by the library's all-reduce (its order, its speed)."""
+
+    group: Group
+
+    def start(self, partials: Sequence[Array], like: Array) -> Pending:
+        """Start the all-reduce of the local sum."""
+        total = partials[0] if partials else array_module(like).zeros_like(like)
+        for partial in partials[1:]:
+            total += partial
+        return self.group.start_all_reduce(total, out=total)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedSum(Summation):
+    """Adds block by block in global order, whatever rank holds the block."""
+
+    group: Group
+
+    def start(self, partials: Sequence[Array], like: Array) -> Pending:
+        """Add at once: a strict order leaves nothing to overlap."""
+        return Pending.done(self.group.all_reduce_in_order(partials, like))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor-parallel group and the number of blocks each cut dimension has (0: one a rank, the plain layout)."""
+
+    group: Group
+    num_blocks: int = 0
+
+    @property
+    def summation(self) -> Summation:
+        """How partial sums of this layout are added."""
+        return OrderedSum(self.group) if self.num_blocks else LibrarySum(self.group)
+
+    def share(self, units: int) -> Share:
+        """This rank's share of `units`."""
+        return share_of(units, self.group.rank, self.group.size, self.num_blocks)
+
+    def heads(self, heads: int, kv_heads: int) -> HeadShare:
+        """This rank's attention heads."""
+        return share_heads(heads, kv_heads, self.group.rank, self.group.size, self.num_blocks)
+
+    def check(self, sizes: dict[str, int]) -> None:
+        """Refuse an invariant layout that `sizes` (name of a cut dimension: its units) can't give."""
+        if not self.num_blocks:
+            return
+        limit = min(sizes.values())
+        scarce = min(sizes, key=sizes.__getitem__)
+        if self.num_blocks > limit:
+            raise ConfigError(
+                f"invariant_blocks={self.num_blocks} exceeds {scarce}={limit}: a block needs at least one unit of every "
+                f"cut dimension; use a number from {self.group.size} to {limit}"
+                if self.group.size <= limit
+                else f"invariant mode can cut this model into at most {limit} blocks ({scarce}={limit}), "
+                f"fewer than the {self.group.size} ranks; use at most {limit} ranks"
+            )
+        if self.group.size > self.num_blocks:
+            raise ConfigError(
+                f"invariant mode deals whole blocks: {self.num_blocks} blocks can't go to {self.group.size} ranks; "
+                f"use at most {self.num_blocks} ranks or set invariant_blocks to a number up to {limit}"
+            )
