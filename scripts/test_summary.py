@@ -1,0 +1,67 @@
+"""Add up the JUnit files that `scripts/test` collected, print what ran where, and fail when anything did.
+
+    python scripts/test_summary.py RESULTS LIBRARY... -- SIZE...
+
+RESULTS holds serial.xml and, for each library and size, LIBRARY-SIZE/rank0.xml (one file a rank) and, where the run
+failed as a whole, LIBRARY-SIZE/status with its exit status.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def outcomes(file: Path) -> Counter[str]:
+    """How many tests passed, failed and were skipped; a missing or broken file is one failure."""
+    counts: Counter[str] = Counter()
+    try:
+        cases = list(ElementTree.parse(file).iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return Counter(failed=1)
+    for case in cases:
+        tags = {child.tag for child in case}
+        counts["failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"] += 1
+    return counts
+
+
+def mpi_outcomes(folder: Path, size: int) -> Counter[str]:
+    """Rank 0's counts; a test that failed on another rank alone, or a run that broke off, counts as failed."""
+    counts = outcomes(folder / "rank0.xml")
+    others = max((outcomes(folder / f"rank{rank}.xml")["failed"] for rank in range(1, size)), default=0)
+    broken = (folder / "status").exists() and not counts["failed"]
+    counts["failed"] = max(counts["failed"], others, int(broken))
+    return counts
+
+
+def describe(counts: Counter[str]) -> str:
+    """One part of a line: how many of each."""
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line a run and the closing line; the exit status is 0 only when all is well."""
+    cut = arguments.index("--")
+    results, libraries, sizes = Path(arguments[0]), arguments[1:cut], [int(size) for size in arguments[cut + 1 :]]
+    total = outcomes(results / "serial.xml")
+    print(f"\nserial and thread-rank tests: {describe(total)}")
+    empty = []
+    for library in libraries:
+        for size in sizes:
+            counts = mpi_outcomes(results / f"{library}-{size}", size)
+            total += counts
+            ran = counts["passed"] + counts["failed"]
+            print(f"MPI tests, {library}, {size} rank{'s' if size > 1 else ''}: {ran} ran ({describe(counts)})")
+            empty += [] if counts["passed"] else [f"{library} on {size}"]
+    if empty:
+        print(f"FAILED: no MPI test passed with {', '.join(empty)}")
+    if total["skipped"]:
+        print(f"ATTENTION: {total['skipped']} tests were SKIPPED; the reasons are above")
+    print(describe(total))
+    return 1 if total["failed"] or empty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
