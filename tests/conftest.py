@@ -1,0 +1,25 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: bit-exact tests need one thread count
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import strict_cupy
+
+
+@pytest.fixture(params=["numpy", "strict_cupy"])
+def xp(request: pytest.FixtureRequest) -> Any:
+    """Each array module in turn: NumPy, and the stand-in for CuPy that refuses implicit host conversion."""
+    return np if request.param == "numpy" else strict_cupy
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(12345)
