@@ -120,7 +120,7 @@ class SelfAttention:
 
 @dataclass(frozen=True, slots=True)
 class AttentionDropout:
-    """Dropout on the attention probabilities, its masks indexed by (sample, global head, query position, key position)."""
+    """Dropout on the attention probabilities; masks are indexed by (sample, global head, query and key position)."""
 
     rate: float
     name: str

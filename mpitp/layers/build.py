@@ -57,7 +57,7 @@ class Builder:
     def column(self, names: Sequence[str], width: int, share: Share, *, bias: bool) -> ColumnParallelLinear:
         """Column-parallel linear from `width` to len(names) * share.units outputs: one part a name, all cut alike."""
         parts = [sharded(name, share) for name in names]
-        # One product for all parts, unless the blocks are to be multiplied one by one: then part after part within a block.
+        # One product for all parts, unless blocks are multiplied one by one: then part after part within a block.
         blocks = [
             range(block.start + i * share.size, block.stop + i * share.size)
             for block in share.local_blocks

@@ -2,8 +2,8 @@ r"""Token embedding cut along the vocabulary, and learned positions.
 
     y[i] = sum_r E_r[id_i - start_r]  if id_i is one of rank r's rows, else 0          [t, h]
 
-Exactly one rank contributes to a row, so the sum over ranks is exact in any order. Backward needs no communication: dy is
-equal on every rank, and each rank adds it to the rows it holds.
+Exactly one rank contributes to a row, so the sum over ranks is exact in any order. Backward needs no communication: dy
+is equal on every rank, and each rank adds it to the rows it holds.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class LayerCache:
         self._values = [xp.zeros((kv_heads, capacity, head_dim), dtype) for capacity in capacities]
 
     def extend(self, index: int, past: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store k, v [s, g, d] of sequence `index` at positions past .. past+s-1; all its keys and values [past+s, g, d]."""
+        """Store k, v [s, g, d] of sequence `index` from position `past` on; all its keys and values [past+s, g, d]."""
         stop = past + k.shape[0]
         keys, values = self._keys[index], self._values[index]
         assert stop <= keys.shape[1], "the caller checks the capacity before it computes"

@@ -86,8 +86,8 @@ class Layout:
         scarce = min(sizes, key=sizes.__getitem__)
         if self.num_blocks > limit:
             raise ConfigError(
-                f"invariant_blocks={self.num_blocks} exceeds {scarce}={limit}: a block needs at least one unit of every "
-                f"cut dimension; use a number from {self.group.size} to {limit}"
+                f"invariant_blocks={self.num_blocks} exceeds {scarce}={limit}: a block needs at least one unit of "
+                f"every cut dimension; use a number from {self.group.size} to {limit}"
                 if self.group.size <= limit
                 else f"invariant mode can cut this model into at most {limit} blocks ({scarce}={limit}), "
                 f"fewer than the {self.group.size} ranks; use at most {limit} ranks"

@@ -1,4 +1,4 @@
-r"""Where tensor parallelism communicates: pairs of conjugate functions (Megatron-LM, Shoeybi et al. 2019, section 3, f and g).
+r"""Where tensor parallelism communicates: pairs of conjugate functions (f and g of Megatron-LM, Shoeybi et al. 2019).
 
 | pair           | stands                            | forward             | backward              | shape            |
 |----------------|-----------------------------------|---------------------|-----------------------|------------------|

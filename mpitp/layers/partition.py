@@ -1,7 +1,7 @@
 """How many units (heads, FFN columns, vocabulary rows) each rank gets: pure arithmetic, no arrays, no communication.
 
-Units are dealt in **blocks**: whole groups of neighbouring units that never part. Normally every rank has one block, its
-share. In the invariant mode the number of blocks is fixed and does not depend on the number of ranks, so that each
+Units are dealt in **blocks**: whole groups of neighbouring units that never part. Normally every rank has one block,
+its share. In the invariant mode the number of blocks is fixed and does not depend on the number of ranks, so that each
 block's matrix product has one shape in every layout.
 """
 
@@ -51,7 +51,7 @@ class Share:
 
 
 def share_of(units: int, rank: int, ranks: int, num_blocks: int = 0) -> Share:
-    """Rank's share of `units` among `ranks`. `num_blocks` > 0: cut into that many blocks first, then deal whole blocks."""
+    """Rank's share of `units`. With `num_blocks` > 0 they are cut into that many blocks, which are dealt whole."""
     if not num_blocks:
         own = split_evenly(units, ranks)[rank]
         return Share(units, (own,) if len(own) else ())

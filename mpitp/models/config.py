@@ -72,8 +72,7 @@ class DecoderConfig:
 
 
 # Keys that transformers writes into any config.json and that don't change a causal language model's forward pass.
-HARMLESS_KEYS = frozenset(
-    """
+_HARMLESS_WORDS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures
     attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
     cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
@@ -86,8 +85,8 @@ HARMLESS_KEYS = frozenset(
     summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
     use_cache sliding_window use_sliding_window layer_types
-    """.split()
-)
+"""
+HARMLESS_KEYS = frozenset(_HARMLESS_WORDS.split())
 
 # Harmless keys that are so only with these values (None always is).
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases everywhere, the head usually tied to the embedding.
+"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases everywhere, a head tied to the embedding.
 
 Hugging Face stores the linears of GPT-2 as (in, out) ("Conv1D"): they are turned at the checkpoint's boundary, and the
 fused c_attn is cut into its parts q, k and v there.

@@ -1,7 +1,7 @@
-"""The Llama family (Touvron et al. 2023): RMSNorm, RoPE, SwiGLU, grouped KV heads; with Qwen2's biases on q, k and v.
+"""The Llama family (Touvron et al. 2023): RMSNorm, RoPE, SwiGLU, grouped KV heads; Qwen2 adds biases on q, k and v.
 
-Both `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (older files) are read; a file that has both
-must say the same in both.
+Both `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (older files) are read; a file that has
+both must say the same in both.
 """
 
 from __future__ import annotations
