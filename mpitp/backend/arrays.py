@@ -1,8 +1,8 @@
 """Which array module an array belongs to, and the two explicit ways between host and device.
 
-Code is written once against the module of its inputs: `xp = array_module(x)`, then `xp.exp(x)`. NumPy arrays live on the
-host; the arrays of every other module (CuPy, or anything that works alike) live on a device, and nothing but `to_host`
-and `from_host` moves values between the two. A device module is one that has `asnumpy`, as CuPy has.
+Code is written once against the module of its inputs: `xp = array_module(x)`, then `xp.exp(x)`. NumPy arrays live on
+the host; the arrays of every other module (CuPy, or anything that works alike) live on a device, and nothing but
+`to_host` and `from_host` moves values between the two. A device module is one that has `asnumpy`, as CuPy has.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class CpuDevice(Device):
 class GpuDevice(Device):
     """One GPU through CuPy; the current device of this thread from the moment the object is made.
 
-    All GPUs of a node stay visible to every rank and rank `local_rank` takes number `local_rank % GPUs`. More ranks than
-    GPUs share them.
+    All GPUs of a node stay visible to every rank and rank `local_rank` takes number `local_rank % GPUs`. More ranks
+    than GPUs share them.
     """
 
     name = "gpu"

@@ -1,8 +1,8 @@
 """Ranks as threads of one process: for unit tests, for a debugger that sees all ranks at once, for teaching.
 
 Each collective is a meeting: every rank puts its argument on the table, all wait, every rank works out its own result
-from the whole table, all wait again before the table is cleared. Ranks that come to a meeting for different collectives,
-shapes or dtypes get an error that says who asked for what. When a rank fails, all meetings break at once.
+from the whole table, all wait again before the table is cleared. Ranks that come to a meeting for different
+collectives, shapes or dtypes get an error that says who asked for what. When a rank fails, all meetings break at once.
 """
 
 from __future__ import annotations

@@ -1,0 +1,380 @@
+"""Ranks as processes that talk through MPI (mpi4py).
+
+What has to be right about every call is done here and in `wire.py`, once: contiguity, streams and staging of device
+arrays, 16-bit floats summed in float32, element counts beyond what the libraries take in one call, empty arrays.
+
+`max` and `min` of NaN are whatever the MPI library makes of them; sums carry NaN on as always.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import array_module, synchronize
+from mpitp.comm.device_aware import query_device_awareness
+from mpitp.comm.group import Array, Group, Pending
+from mpitp.comm.reductions import check_op, cut, stretches, sum_in_order, wide_dtype
+from mpitp.comm.serial import SerialGroup
+from mpitp.comm.wire import DirectWire, HostWire, StagedWire, Wire
+from mpitp.errors import UsageError
+
+# Tags of this module's own messages: the highest that the standard grants, out of the way of `send`'s callers.
+_TAG_PARTIAL, _TAG_TOTAL, _TAG_BLOCK = 32765, 32766, 32767
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The collectives of one communicator, either the blocking ones (which return None) or those that start."""
+
+    all_reduce: Callable[..., Any]
+    all_gather: Callable[..., Any]
+    reduce_scatter: Callable[..., Any]
+    reduce: Callable[..., Any]
+    broadcast: Callable[..., Any]
+
+
+class MpiGroup(Group):
+    """The ranks of the mpi4py communicator `comm`.
+
+    `chunk_elements`: the most elements in one call (Open MPI 5 fails beyond 2^31 - 1).
+    `pipeline_elements`: the stretch in which `all_reduce_in_order` hands its running sum on.
+    `device_aware`: whether the library reads device memory; None asks the library when the first device array comes.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        *,
+        chunk_elements: int = 2**28,
+        pipeline_elements: int = 2**15,
+        device_aware: bool | None = None,
+    ) -> None:
+        from mpi4py import MPI
+
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self._mpi = MPI
+        self._chunk = chunk_elements
+        self._pipeline = pipeline_elements
+        self._device_aware = device_aware
+        self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+        self._types = _reduction_types(MPI)
+        self._units = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}
+        self._wires: dict[Any, Wire] = {np: HostWire()}
+        self._now = _Calls(comm.Allreduce, comm.Allgatherv, comm.Reduce_scatter, comm.Reduce, comm.Bcast)
+        self._later = _Calls(comm.Iallreduce, comm.Iallgatherv, comm.Ireduce_scatter, comm.Ireduce, comm.Ibcast)
+
+    # Sums and their like
+
+    def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
+        return self._all_reduce(x, op, out, self._now).wait()
+
+    def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
+        return self._all_reduce(x, op, out, self._starting_calls(x))
+
+    def _all_reduce(self, x: Array, op: str, out: Array | None, calls: _Calls) -> Pending:
+        check_op(op)
+        wire = self._wire(x)
+        dtype = wide_dtype(x.dtype)
+        kind = self._type(dtype)
+        source = wire.outgoing(x.astype(dtype, copy=False))
+        target = self._reduction_target(wire, source, x, out)
+        send, receive = source.reshape(-1), target.reshape(-1)
+        requests = []
+        for part in stretches(receive.size, self._chunk):
+            buffer = self._mpi.IN_PLACE if target is source else [send[part], kind]
+            requests.append(calls.all_reduce(buffer, [receive[part], kind], self._ops[op]))
+        return self._pending(requests, lambda: _deliver(wire, target, x, out))
+
+    def _reduction_target(self, wire: Wire, source: Array, x: Array, out: Array | None) -> Array:
+        """The buffer that gets the result; `source` itself when the reduction may happen in place."""
+        if not wire.shares(source, x):
+            return source
+        if out is not None and out.dtype == source.dtype and out.flags.c_contiguous:
+            if out is x:
+                return source
+            if not wire.shares(out, x):
+                return out
+        return wire.empty(source.shape, source.dtype)
+
+    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        return self._reduce_scatter(x, sizes, dim, self._now).wait()
+
+    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+        return self._reduce_scatter(x, sizes, dim, self._starting_calls(x))
+
+    def _reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int, calls: _Calls) -> Pending:
+        if len(sizes) != self.size:
+            raise UsageError(f"reduce_scatter needs one size for each of {self.size} ranks, got {list(sizes)}")
+        wire = self._wire(x)
+        dtype = wide_dtype(x.dtype)
+        pieces = [piece.astype(dtype, copy=False) for piece in cut(x, sizes, dim)]
+        packed = wire.outgoing(_pack(x, pieces, dim))
+        own = wire.empty(pieces[self.rank].shape, dtype)
+        counts = [piece.size for piece in pieces]
+        requests = self._scatter_sums(packed, own.reshape(-1), counts, self._type(dtype), calls)
+        return self._pending(requests, lambda: _deliver(wire, own, x, None))
+
+    def _scatter_sums(self, packed: Array, own: Array, counts: list[int], kind: Any, calls: _Calls) -> list[Any]:
+        if sum(counts) <= self._chunk:
+            return [calls.reduce_scatter([packed, kind], [own, kind], counts, self._mpi.SUM)] if sum(counts) else []
+        requests, start = [], 0
+        for root, count in enumerate(counts):
+            piece = packed[start : start + count]
+            for part in stretches(count, self._chunk):
+                target = [own[part], kind] if root == self.rank else None
+                requests.append(calls.reduce([piece[part], kind], target, self._mpi.SUM, root))
+            start += count
+        return requests
+
+    def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
+        """See `Group`. The running sum goes from rank 0 to the last rank, the total on to 0 and along the same chain.
+
+        Both travel in stretches, each of which a rank passes on before it asks for the next: all links work at once,
+        and each carries the array twice, as in a ring all-reduce.
+        """
+        if self.size == 1:
+            return sum_in_order(partials, like)
+        wire = self._wire(like)
+        total = wire.empty(like.shape, wide_dtype(like.dtype))
+        parts = [total.reshape(-1)[part] for part in stretches(total.size, self._pipeline)]
+        sent = self._pass_partial_sums(wire, parts, [partial.reshape(-1) for partial in partials])
+        sent += self._pass_totals(parts, sent)
+        self._mpi.Request.Waitall(sent)
+        return wire.incoming(total.astype(like.dtype, copy=False)) if total.size else self._empty_like(like)
+
+    def _pass_partial_sums(self, wire: Wire, parts: list[Array], partials: list[Array]) -> list[Any]:
+        """Running sums come from the rank before, get this rank's partials and go to the rank after (cyclic)."""
+        sent, start = [], 0
+        for part in parts:
+            if self.rank:
+                self.comm.Recv(self._raw(part), self.rank - 1, _TAG_PARTIAL)
+            else:
+                part[...] = 0
+            wire.add(part, [partial[start : start + part.size] for partial in partials])
+            tag = _TAG_TOTAL if self.rank == self.size - 1 else _TAG_PARTIAL
+            sent.append(self.comm.Isend(self._raw(part), (self.rank + 1) % self.size, tag))
+            start += part.size
+        return sent
+
+    def _pass_totals(self, parts: list[Array], partials_sent: list[Any]) -> list[Any]:
+        sent: list[Any] = []
+        if self.rank == self.size - 1:
+            return sent
+        for part, partial_sent in zip(parts, partials_sent, strict=True):
+            partial_sent.Wait()  # the total takes the place of the running sum
+            self.comm.Recv(self._raw(part), (self.rank - 1) % self.size, _TAG_TOTAL)
+            if self.rank + 1 < self.size - 1:
+                sent.append(self.comm.Isend(self._raw(part), self.rank + 1, _TAG_TOTAL))
+        return sent
+
+    # Moving values
+
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        return self._all_gather(x, dim, self._now).wait()
+
+    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
+        return self._all_gather(x, dim, self._starting_calls(x))
+
+    def _all_gather(self, x: Array, dim: int, calls: _Calls) -> Pending:
+        dim = dim % x.ndim
+        wire = self._wire(x)
+        lengths = self._exchange_lengths(x, dim)
+        shapes = [x.shape[:dim] + (length,) + x.shape[dim + 1 :] for length in lengths]
+        counts = [prod(shape) for shape in shapes]
+        source = wire.outgoing(x)
+        joined = wire.empty((sum(counts),), x.dtype)
+        requests = self._gather_flat(source.reshape(-1), joined, counts, calls)
+        return self._pending(requests, lambda: _join(wire.incoming(joined), shapes, counts, dim))
+
+    def _gather_flat(self, source: Array, joined: Array, counts: list[int], calls: _Calls) -> list[Any]:
+        """Every rank's flat `source` into `joined`, one after the other; `counts` elements came from each rank."""
+        starts = [sum(counts[:rank]) for rank in range(self.size)]
+        send, unit = self._raw(source)
+        receive, _ = self._raw(joined)
+        per_element = receive.size // joined.size if joined.size else 1
+        if joined.size <= self._chunk:
+            layout = ([c * per_element for c in counts], [s * per_element for s in starts])
+            return [calls.all_gather([send, unit], [receive, layout, unit])] if joined.size else []
+        own = starts[self.rank]
+        joined[own : own + source.size] = source
+        synchronize(array_module(joined))
+        requests = []
+        for root, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            piece = joined[start : start + count]
+            requests += [calls.broadcast(self._raw(piece[part]), root) for part in stretches(count, self._chunk)]
+        return requests
+
+    def _exchange_lengths(self, x: Array, dim: int) -> list[int]:
+        """Every rank's length along `dim`; all ranks raise when the other dims or the item sizes differ."""
+        length = x.shape[dim]
+        rest = prod(x.shape[:dim] + x.shape[dim + 1 :])
+        own = np.array([length, rest, x.dtype.itemsize], np.int64)
+        table = np.empty((self.size, 3), np.int64)
+        self.comm.Allgather(own, table)
+        if (table[:, 1:] != table[0, 1:]).any():
+            raise RuntimeError(f"all_gather along dim {dim}: the ranks' arrays don't fit; this rank has {_like(x)}")
+        return table[:, 0].tolist()
+
+    def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
+        assert len(blocks) == self.size, f"all_to_all needs {self.size} blocks, got {len(blocks)}"
+        wire = self._wire(blocks[0])
+        shapes = self.comm.alltoall([tuple(block.shape) for block in blocks])
+        received = [wire.empty(shape, blocks[0].dtype) for shape in shapes]
+        requests, kept = [], []
+        for distance in range(1, self.size):
+            source, dest = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            kept.append(wire.outgoing(blocks[dest]))
+            requests += [self.comm.Irecv(buffer, source, _TAG_BLOCK) for buffer in self._chunks(received[source])]
+            requests += [self.comm.Isend(buffer, dest, _TAG_BLOCK) for buffer in self._chunks(kept[-1])]
+        self._mpi.Request.Waitall(requests)
+        result = [wire.incoming(buffer) for buffer in received]
+        result[self.rank] = blocks[self.rank].copy()
+        return result
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        wire = self._wire(x)
+        buffer = wire.outgoing(x) if self.rank == root else wire.empty(x.shape, x.dtype)
+        for chunk in self._chunks(buffer):
+            self.comm.Bcast(chunk, root)
+        return x if self.rank == root else wire.incoming(buffer)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        data = np.frombuffer(_pickled(value), np.uint8) if self.rank == root else np.empty(0, np.uint8)
+        size = np.array([data.size], np.int64)
+        self.comm.Bcast(size, root)
+        received = self.broadcast(data if self.rank == root else np.empty(size[0], np.uint8), root)
+        return value if self.rank == root else pickle.loads(received)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        own = np.frombuffer(_pickled(value), np.uint8)
+        lengths = self._exchange_lengths(own, 0)
+        joined = np.empty(sum(lengths), np.uint8)
+        self._gather_flat(own, joined, lengths, self._now)
+        return [pickle.loads(piece) for piece in cut(joined, lengths, 0)]
+
+    def send(self, x: Array, dest: int, tag: int = 0) -> None:
+        for chunk in self._chunks(self._wire(x).outgoing(x)):
+            self.comm.Send(chunk, dest, tag)
+
+    def recv(self, like: Array, source: int, tag: int = 0) -> Array:
+        wire = self._wire(like)
+        buffer = wire.empty(like.shape, like.dtype)
+        for chunk in self._chunks(buffer):
+            self.comm.Recv(chunk, source, tag)
+        return wire.incoming(buffer)
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def split(self, color: int, key: int) -> Group:
+        comm = self.comm.Split(color, key)
+        if comm.Get_size() == 1:
+            comm.Free()
+            return SerialGroup()
+        return MpiGroup(
+            comm,
+            chunk_elements=self._chunk,
+            pipeline_elements=self._pipeline,
+            device_aware=self._device_aware,
+        )
+
+    # Helpers
+
+    def _wire(self, x: Array) -> Wire:
+        module = array_module(x)
+        if module not in self._wires:
+            if self._device_aware is None:
+                self._device_aware = query_device_awareness().aware
+            self._wires[module] = DirectWire(module) if self._device_aware else StagedWire(module)
+        return self._wires[module]
+
+    def _starting_calls(self, x: Array) -> _Calls:
+        return self._later if self._wire(x).can_start else self._now
+
+    def _pending(self, requests: list[Any], finish: Callable[[], Array]) -> Pending:
+        """The collective that `requests` carry out (entries are None where a blocking call has done it).
+
+        mpi4py's requests keep their buffers alive.
+        """
+        started = [request for request in requests if request is not None]
+        if not started:
+            return Pending.done(finish())
+
+        def wait() -> Array:
+            self._mpi.Request.Waitall(started)
+            return finish()
+
+        return Pending(wait)
+
+    def _type(self, dtype: np.dtype) -> Any:
+        if dtype not in self._types:
+            raise UsageError(f"arrays of {dtype} can't be reduced over ranks; floats and integers can")
+        return self._types[dtype]
+
+    def _raw(self, flat: Array) -> list[Any]:
+        """A flat buffer as unsigned integers of its item size, with their MPI type: moves every dtype alike."""
+        unit = next(size for size in (8, 4, 2, 1) if flat.dtype.itemsize % size == 0)
+        return [flat.view(f"u{unit}"), self._units[unit]]
+
+    def _chunks(self, buffer: Array) -> list[list[Any]]:
+        flat = buffer.reshape(-1)
+        return [self._raw(flat[part]) for part in stretches(flat.size, self._chunk)]
+
+    def _empty_like(self, like: Array) -> Array:
+        return array_module(like).empty(like.shape, like.dtype)
+
+
+def _reduction_types(mpi: Any) -> dict[np.dtype, Any]:
+    """The MPI types of what can be reduced. 16-bit floats are not among them: see `wide_dtype`."""
+    return {
+        np.dtype(np.float32): mpi.FLOAT,
+        np.dtype(np.float64): mpi.DOUBLE,
+        np.dtype(np.int8): mpi.INT8_T,
+        np.dtype(np.int16): mpi.INT16_T,
+        np.dtype(np.int32): mpi.INT32_T,
+        np.dtype(np.int64): mpi.INT64_T,
+        np.dtype(np.uint8): mpi.UINT8_T,
+        np.dtype(np.uint16): mpi.UINT16_T,
+        np.dtype(np.uint32): mpi.UINT32_T,
+        np.dtype(np.uint64): mpi.UINT64_T,
+    }
+
+
+def _deliver(wire: Wire, buffer: Array, x: Array, out: Array | None) -> Array:
+    """The received buffer in the dtype of `x`, in `out` where one was given."""
+    result = wire.incoming(buffer.astype(x.dtype, copy=False))
+    if out is None or result is out:
+        return result
+    out[...] = result
+    return out
+
+
+def _pack(x: Array, pieces: list[Array], dim: int) -> Array:
+    """The pieces one after the other, flat; no copy where they lie so already."""
+    if dim % x.ndim == 0 and pieces[0].dtype == x.dtype:
+        return x.reshape(-1)
+    return array_module(x).concatenate([piece.reshape(-1) for piece in pieces])
+
+
+def _join(flat: Array, shapes: list[tuple[int, ...]], counts: list[int], dim: int) -> Array:
+    """Pieces that lie one after the other as one array, joined along `dim`."""
+    if dim == 0:
+        return flat.reshape((sum(shape[0] for shape in shapes),) + shapes[0][1:])
+    pieces = [piece.reshape(shape) for piece, shape in zip(cut(flat, counts, 0), shapes, strict=True)]
+    return array_module(flat).concatenate(pieces, axis=dim)
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _like(x: Array) -> str:
+    return f"{tuple(x.shape)} {x.dtype}"
