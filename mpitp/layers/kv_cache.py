@@ -31,3 +31,8 @@ class LayerCache:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(array.nbytes for array in (*self._keys, *self._values))
+
+    def keep(self, indices: list[int]) -> None:
+        """Go on with these sequences only, renumbered in this order."""
+        self._keys = [self._keys[i] for i in indices]
+        self._values = [self._values[i] for i in indices]

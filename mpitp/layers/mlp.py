@@ -3,7 +3,8 @@ r"""The two MLPs, their inner width f dealt to the ranks: column-parallel, eleme
     GELU:    y = sum_r gelu(x Wup_r^T + bup_r) Wdown_r^T + bdown              (GPT-2)
     SwiGLU:  y = sum_r (silu(x Wgate_r^T) * (x Wup_r^T)) Wdown_r^T            (Llama; Shazeer 2020)
 
-Each has one all-reduce forward (of y) and one backward (of dx). The fused SwiGLU projection has the local rows [gate | up], each cut by FFN columns on its own.
+Each has one all-reduce forward (of y) and one backward (of dx). The fused SwiGLU projection has the local rows
+[gate | up], each cut by FFN columns on its own.
 """
 
 from __future__ import annotations

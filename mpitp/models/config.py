@@ -83,8 +83,8 @@ _HARMLESS_WORDS = """
     pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate
     rope_interleaved sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
     summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
-    use_cache sliding_window use_sliding_window layer_types
+    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    use_bfloat16 use_cache sliding_window use_sliding_window layer_types
 """
 HARMLESS_KEYS = frozenset(_HARMLESS_WORDS.split())
 
@@ -167,8 +167,9 @@ class HfConfigReader:
         unknown = [key for key in self.raw if key not in self._taken and key not in HARMLESS_KEYS]
         if unknown:
             raise ConfigError(
-                f"config.json: unknown key{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown[:5]))} for model_type "
-                f"{self.raw.get('model_type')!r}: it may change the maths, so the model is refused; remove it if it doesn't"
+                f"config.json: unknown keys {', '.join(map(repr, unknown[:5]))} for model_type "
+                f"{self.raw.get('model_type')!r}: it may change the maths, so the model is refused; "
+                "remove it if it doesn't"
             )
         for key, allowed in REQUIRED_VALUES.items():
             value = self.raw.get(key)

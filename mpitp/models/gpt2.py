@@ -19,7 +19,7 @@ from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.names import HfPiece
 
 # Buffers of older checkpoints that hold no weights.
-IGNORABLE_TENSORS = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
+IGNORABLE_TENSORS = ("*h.*.attn.bias", "*h.*.attn.masked_bias")
 
 
 def read_config(raw: Mapping[str, Any]) -> DecoderConfig:

@@ -19,7 +19,7 @@ from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.names import HfPiece
 
 # Derived buffers of older checkpoints that hold no weights.
-IGNORABLE_TENSORS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+IGNORABLE_TENSORS = ("*.rotary_emb.inv_freq",)
 
 _SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),

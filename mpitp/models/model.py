@@ -73,7 +73,7 @@ class CausalLM:
         self._inv_freq = rope_inv_freq(config.head_dim, theta, config.rope_scaling) if theta else None
 
     def forward(self, batch: Batch, caches: Sequence[LayerCache] | None = None) -> tuple[Array, ModelContext]:
-        """Logits of this rank's vocabulary rows, [t, v/tp]. Raises ConfigError for a batch that doesn't fit the model."""
+        """Logits of this rank's vocabulary rows, [t, v/tp]. Raises ConfigError for a batch that doesn't fit."""
         hidden, ctx = self._forward_hidden(batch, caches)
         logits, ctx.head = self.head.forward(hidden)
         return logits, ctx
@@ -176,8 +176,8 @@ class CausalLM:
         positions = seqs.positions()
         if len(positions) and positions.max() >= self.config.max_positions:
             raise ConfigError(
-                f"a sequence of {positions.max() + 1} tokens exceeds the model's {self.config.max_positions} positions; "
-                "use a shorter one"
+                f"a sequence of {positions.max() + 1} tokens exceeds the model's {self.config.max_positions} "
+                "positions; use a shorter one"
             )
         if not len(positions) or min(seqs.lengths) < 1:
             raise ConfigError("a sequence without tokens; every sequence needs at least one")

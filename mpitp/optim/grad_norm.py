@@ -1,8 +1,8 @@
 """The global gradient norm: every element of every global tensor counted once, in one fixed order.
 
-Each block of each parameter part has a slot in one float64 vector. Its owner writes the block's sum of squares there, all
-others leave zero, and the vector is summed over the ranks: exact, since each slot has one contributor. The slots are then
-added from left to right. With a layout whose blocks don't depend on the rank count, neither does a bit of the norm.
+Each block of each parameter part has a slot in one float64 vector. Its owner writes the block's sum of squares there,
+all others leave zero, and the vector is summed over the ranks: exact, since each slot has one contributor. The slots
+are then added up by one correctly rounded sum. With a layout whose blocks don't depend on the rank count, neither does a bit of the norm.
 """
 
 from __future__ import annotations
@@ -57,5 +57,3 @@ def _owned(part: Part) -> Iterator[range]:
         cut = range(max(block.start, part.owned.start), min(block.stop, part.owned.stop))
         if len(cut):
             yield cut
-
-

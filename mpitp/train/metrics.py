@@ -1,0 +1,59 @@
+"""What a run tells: one JSON object a step in metrics.jsonl, and a progress bar for people. Rank 0 alone does both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from mpitp.errors import FileError
+
+
+class Metrics:
+    """Writes metrics.jsonl line by line (each line whole and flushed) and moves the progress bar on stderr."""
+
+    def __init__(self, path: Path | None, steps: int, first_step: int = 0) -> None:
+        """`path` None: this rank says nothing."""
+        self._file = None
+        self._bar: tqdm[Any] | None = None
+        if path is None:
+            return
+        try:
+            self._file = open(path, "a", encoding="utf-8")
+        except OSError as error:
+            raise FileError(f"can't write {path}: {error.strerror}") from error
+        self._bar = tqdm(
+            total=steps, initial=first_step, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.3
+        )
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one object."""
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def show(self, **facts: str) -> None:
+        """Advance the bar by one step and show these facts beside it."""
+        if self._bar is not None:
+            self._bar.set_postfix(facts, refresh=False)
+            self._bar.update()
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._file is not None:
+            self._file.close()
