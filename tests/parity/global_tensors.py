@@ -1,0 +1,45 @@
+"""Whole Hugging Face tensors put together from the ranks' pieces, by the rules of `HfPiece` and `ShardSpec` alone.
+
+What is put together here doesn't go through `mpitp.checkpoint`, so that the two check one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpitp.comm import Group
+from mpitp.models import CausalLM
+
+
+def owned_pieces(model: CausalLM, attribute: str) -> Iterator[tuple[str, tuple[slice, ...], np.ndarray]]:
+    """(tensor name, where it lies in the stored tensor, values) of everything this rank owns.
+
+    `attribute` is "data" or "grad".
+    """
+    pieces = model.hf_pieces()
+    for name, param in model.named_params():
+        array, dim = getattr(param, attribute), param.spec.dim
+        for part, rows in param.spec.owned_rows():
+            piece = pieces[name, part.name]
+            values = param.spec.view(array, rows)
+            where = [slice(None)] * values.ndim
+            where[dim] = slice(piece.start + part.owned.start, piece.start + part.owned.stop)
+            if piece.transposed:
+                values, where = values.T, where[::-1]
+            yield piece.tensor, tuple(where), values.copy()
+
+
+def global_tensors(model: CausalLM, group: Group, attribute: str, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Every tensor named in `like` on every rank; fails unless each element is owned exactly once."""
+    whole = {name: np.zeros(array.shape) for name, array in like.items()}
+    owners = {name: np.zeros(array.shape, int) for name, array in like.items()}
+    for pieces in group.all_gather_objects(list(owned_pieces(model, attribute))):
+        for name, where, values in pieces:
+            whole[name][where] += values
+            owners[name][where] += 1
+    wrong = {name: (count.min(), count.max()) for name, count in owners.items() if (count != 1).any()}
+    assert not wrong, f"least and most owners of an element, which must be 1: {wrong}"
+    return whole
