@@ -1,8 +1,8 @@
 """Every rank agrees on the outcome of every test, so that one rank's failure neither hangs nor hides.
 
-pytest catches exceptions: a rank whose assertion fails before a collective goes on to its next test, and the others wait in
-that collective for ever. Here the ranks meet after each phase of each test. A rank that failed and whose peers don't come
-says what happened and aborts the job; when they do come, all ranks report the failure.
+pytest catches exceptions: a rank whose assertion fails before a collective goes on to its next test, and the others
+wait in that collective for ever. Here the ranks meet after each phase of each test. A rank that failed and whose peers
+don't come says what happened and aborts the job; when they do come, all ranks report the failure.
 """
 
 from __future__ import annotations
