@@ -10,7 +10,8 @@ Rules that hold for all kinds:
 - No collective writes to its argument unless `out` names it: `all_reduce(x, out=x)` works in place. A one-rank group
   returns its argument itself, so treat a result as shared with the argument.
 - Results are equal to the bit on all ranks of the group.
-- Arrays live on whatever device they live on; staging through the host and stream synchronisation are the group's affair.
+- Arrays live on whatever device they live on; staging through the host and stream synchronisation are the
+  affair of the group.
 """
 
 from __future__ import annotations

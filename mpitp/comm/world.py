@@ -25,7 +25,13 @@ def world_group() -> Group:
     if find_spec("mpi4py") is None:
         refuse_singletons(claim, 1, "mpi4py is not installed")
         return SerialGroup()
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py can't load an MPI library ({error}); install one into this environment with "
+            'pip install "mpitp[mpich]", or load the MPI module of this site'
+        ) from None
 
     from mpitp.comm.mpi import MpiGroup
 

@@ -1,0 +1,96 @@
+"""The `mpitp` command: one thin verb for each program.
+
+A verb's module offers `add_arguments(parser)` and `run(args) -> exit code`, is imported only when its verb is asked
+for, and imports NumPy and MPI inside `run` only, so that every `--help` is quick and works on machines without an MPI library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from mpitp import __version__
+from mpitp.backend.malloc import keep_blocks_in_heap
+from mpitp.backend.threads import set_thread_environment
+from mpitp.comm.abort import guarded, install_abort_hook
+from mpitp.comm.environment import LaunchClaim, launch_claim
+from mpitp.errors import UsageError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "data": ("mpitp.data.command", "turn text into token files"),
+    "train": ("mpitp.train.command", "train or fine-tune a model as a TOML file says"),
+    "generate": ("mpitp.infer.command", "continue prompts with a model"),
+    "convert": ("mpitp.convert.command", "turn a GGUF file into a Hugging Face directory"),
+    "launch": ("mpitp.comm.launch_command", "start any of these on several ranks"),
+    "doctor": ("mpitp.doctor.command", "check this machine, its MPI, BLAS and GPUs"),
+    "verify": ("mpitp.verify.command", "check a layout against the one-rank model, layer by layer"),
+    "bench": ("mpitp.bench.command", "measure speed against what the hardware gives"),
+}
+
+_HELP = """\
+usage: mpitp VERB ...
+
+Transformers whose every layer is split over MPI ranks.
+
+{verbs}
+
+  mpitp VERB --help          what a verb does, with examples
+  mpitp --version
+  mpitp launch -n 4 -- VERB ...    run a verb on 4 ranks (or: mpirun -n 4 mpitp VERB ..., srun mpitp VERB ...)
+
+exit codes: 0 done, 2 usage, 3 configuration or shapes, 4 checkpoint or file, 5 numeric failure (NaN),
+6 MPI or launch, 75 preempted with the state saved, 1 a bug in mpitp
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. A failing rank ends the whole job."""
+    return guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(words: list[str]) -> int:
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(_HELP.format(verbs="\n".join(f"  {name:10} {line}" for name, (_, line) in VERBS.items())), end="")
+        return 0
+    if verb in ("-V", "--version"):
+        print(f"mpitp {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise UsageError(f"mpitp has no verb {verb!r}{_suggestion(verb)}; mpitp --help lists them")
+    module = import_module(VERBS[verb][0])
+    parser = _Parser(f"mpitp {verb}", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    module.add_arguments(parser)
+    args = parser.parse_args(words[1:])
+    if verb != "launch":  # its ranks must find the environment as the user left it
+        _prepare_rank(launch_claim(os.environ))
+    return module.run(args)
+
+
+def _prepare_rank(claim: LaunchClaim) -> None:
+    """What has to be in place before NumPy and MPI are imported."""
+    set_thread_environment(os.environ, claim.local_size or claim.size)
+    keep_blocks_in_heap()
+    if claim.size > 1:
+        install_abort_hook()
+
+
+def _suggestion(verb: str) -> str:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes as UsageError, so that one rank speaks for all."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage()}see {self.prog} --help")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

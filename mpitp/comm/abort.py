@@ -1,0 +1,146 @@
+"""One rank's failure ends the whole job, with one message, in seconds.
+
+Under MPI a rank that raises leaves the others waiting in a collective, and Python's own exit waits with them in
+`MPI_Finalize`: the job would hang for ever. Two things prevent that:
+
+- `guarded(program)` runs a program (the `mpitp` command does so): whatever ends it, `SystemExit` and Ctrl-C included,
+  becomes a message, an exit code and, on several ranks, `MPI_Abort`.
+- `install_abort_hook()` does the same for exceptions nobody catches in a script of one's own, and for threads.
+
+Rank 0 speaks at once. Another rank waits a moment first: when all ranks fail alike, rank 0 has ended the job by then
+and the message is seen once; when it fails alone, it speaks itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from mpitp.comm.environment import launch_claim
+from mpitp.errors import MpitpError, Preempted
+
+WAIT_FOR_RANK_0_SECONDS = 1.0
+ABORT_MAY_TAKE_SECONDS = 5.0
+INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
+
+
+def guarded(program: Callable[[], int]) -> int:
+    """Run `program` and return its exit code. A failure is reported; on several ranks it ends the job from here."""
+    try:
+        return program()
+    except Preempted as stop:  # all ranks have agreed to stop, so they can end in the ordinary way
+        if _rank_and_size()[0] == 0:
+            _say(str(stop))
+        return stop.exit_code
+    except SystemExit as stop:
+        code = _code_of(stop)
+        return end_job(stop) if code else 0
+    except BaseException as error:
+        return end_job(error)
+
+
+def end_job(error: BaseException) -> int:
+    """Report `error`, and abort all ranks of the job. Returns the exit code only when this rank is the only one."""
+    rank, size = _rank_and_size()
+    code = _code_of(error)
+    if rank > 0:
+        time.sleep(WAIT_FOR_RANK_0_SECONDS)
+    text = _describe(error)
+    if text:
+        _say(text if rank == 0 and _is_plain(error) else _with_rank(text, rank, size))
+    if size > 1:
+        _abort(code)
+    return code
+
+
+def install_abort_hook() -> None:
+    """Let exceptions that nobody catches, in any thread, end the whole job. Call it once at the start of a script.
+
+    `sys.exit` with a code passes no hook: use `guarded`, or `python -m mpi4py script.py`, where that matters.
+    """
+    sys.excepthook = _exception_hook
+    threading.excepthook = _thread_hook
+
+
+def _exception_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    end_job(error.with_traceback(trace))
+
+
+def _thread_hook(failed: Any) -> None:
+    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+        end_job(failed.exc_value)
+
+
+def _rank_and_size() -> tuple[int, int]:
+    """From MPI where it runs with several ranks, else as the launcher claims.
+
+    Failing before MPI starts must not start it, and ranks that wrongly came up alone are ranks of one job all the same.
+    """
+    mpi = _running_mpi()
+    if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+        return mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+    claim = launch_claim(os.environ)
+    return claim.rank, claim.size
+
+
+def _running_mpi() -> Any:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def _abort(code: int) -> None:
+    """End every rank. Without a running MPI, or should its abort hang, leaving with a code makes the launcher do it."""
+    leave = threading.Timer(ABORT_MAY_TAKE_SECONDS, os._exit, (code,))
+    leave.daemon = True
+    leave.start()
+    mpi = _running_mpi()
+    if mpi is not None:
+        mpi.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, MpitpError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether the message is for users, who don't care which rank found it when it is the first."""
+    return isinstance(error, MpitpError | KeyboardInterrupt | SystemExit | BrokenPipeError)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, MpitpError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, BrokenPipeError):
+        return ""  # the reader of our output has gone, as in `mpitp ... | head`
+    if isinstance(error, SystemExit):
+        return "" if error.code is None or isinstance(error.code, int) else str(error.code)
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _with_rank(text: str, rank: int, size: int) -> str:
+    return text if size == 1 else f"rank {rank} of {size} on {socket.gethostname()}: {text}"
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        pass
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
