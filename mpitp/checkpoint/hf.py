@@ -7,8 +7,8 @@ a directory leaves no trace in it.
 
 from __future__ import annotations
 
+import fnmatch
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,13 +108,13 @@ class HfWeights:
     def check_tensors(self, expected: Mapping[str, Shape], ignorable: Sequence[str] = ()) -> None:
         """Refuse a directory whose tensors aren't the expected ones, all differences in one FileError.
 
-        ignorable: regular expressions of whole names that may be there and aren't needed.
+        ignorable: patterns (as of file names) of tensors that may be there and aren't needed, such as "*.attn.bias".
         """
         found = self.shapes()
         extra = sorted(set(found) - set(expected))
         differences = {
             "missing": sorted(set(expected) - set(found)),
-            "unexpected": [name for name in extra if not any(re.fullmatch(p, name) for p in ignorable)],
+            "unexpected": [name for name in extra if not any(fnmatch.fnmatchcase(name, p) for p in ignorable)],
             "mis-shaped": [
                 f"{name} (expected {list(shape)}, got {list(found[name])})"
                 for name, shape in sorted(expected.items())

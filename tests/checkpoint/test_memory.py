@@ -1,0 +1,58 @@
+"""A rank's memory while it loads stays near its own share of the weights."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpitp.checkpoint.safetensors_file import SafetensorsWriter, create_file, plan_file
+
+ROWS, COLS, TENSORS = 4096, 4096, 4  # 256 MiB as float32
+
+PROGRAM = """
+import json, resource, sys
+import numpy as np
+from mpitp.checkpoint import load_params
+from mpitp.layers.param import Param, Part, ShardSpec
+from mpitp.models.names import HfPiece
+
+path, rows, cols, tensors, dim = sys.argv[1], *map(int, sys.argv[2:])
+held = range(rows // 4, 3 * rows // 4)
+
+class Half:
+    def __init__(self):
+        shape = (len(held), cols) if dim == 0 else (cols, len(held))
+        spec = ShardSpec(shape, dim, (Part("", rows, held, held),))
+        self.params = {f"w{i}": Param(np.empty(shape, np.float32), spec) for i in range(tensors)}
+    def named_params(self):
+        yield from self.params.items()
+    def hf_pieces(self):
+        return {(name, ""): HfPiece(name) for name in self.params}
+
+model = Half()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+load_params(model, path)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+share = sum(param.data.nbytes for param in model.params.values())
+ends = float(model.params["w0"].data[-1, -1])
+print(json.dumps({"before": before << 10, "after": after << 10, "share": share, "ends": ends}))
+"""
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+def test_memory_at_load(stored, dim, tmp_path):
+    layout = plan_file({f"w{i}": (stored, (ROWS, COLS)) for i in range(TENSORS)})
+    create_file(tmp_path / "model.safetensors", layout)
+    writer = SafetensorsWriter(tmp_path / "model.safetensors", layout)
+    for i in range(TENSORS):
+        writer.write(f"w{i}", np.full((ROWS, COLS), 3.0, np.float32))
+    writer.close()
+    arguments = [str(tmp_path), *map(str, (ROWS, COLS, TENSORS, dim))]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
+    measured = json.loads(done.stdout)
+    assert measured["ends"] == 3.0
+    assert measured["after"] < 1.3 * measured["share"] + 200e6
+    assert measured["after"] - measured["before"] < 1.1 * measured["share"] + 20e6
