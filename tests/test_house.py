@@ -99,7 +99,8 @@ loaded = {"mpi4py.MPI", "cupy", "torch"} & set(sys.modules)
 assert not loaded, f"an import brought in {loaded}"
 if "numpy" in sys.modules:
     import numpy as np
-    assert np.geterr() == dict(divide="warn", over="warn", under="ignore", invalid="warn"), "NumPy's error state changed"
+    usual = dict(divide="warn", over="warn", under="ignore", invalid="warn")
+    assert np.geterr() == usual, "NumPy's error state changed"
 """
 
 
