@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import block_rows, row_blocks, statistics_dtype
+from mpitp.ops.row_blocks import paired_blocks, statistics_dtype
 
 Array = Any
 
@@ -29,33 +29,38 @@ def layer_norm_reference(x: Array, weight: Array, bias: Array, eps: float) -> Ar
 def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
     """y [t, h] of x [t, h], weight [h], bias [h]; with mean [t] and rstd [t] for the backward."""
     xp = array_module(x)
-    rows, hidden = x.shape
     wide = statistics_dtype(x.dtype)
-    y = xp.empty((rows, hidden), dtype=x.dtype)
-    mean, rstd = xp.empty((rows,), dtype=wide), xp.empty((rows,), dtype=wide)
-    row_bytes = hidden * wide.itemsize
-    centred_all = xp.empty((block_rows(xp, rows, row_bytes), hidden), dtype=wide)
-    squares_all = xp.empty_like(centred_all)
-    for block in row_blocks(xp, rows, row_bytes):
-        size = block.stop - block.start
-        centred, squares = centred_all[:size], squares_all[:size]
-        mean[block] = x[block].mean(axis=1, dtype=wide)
-        xp.subtract(x[block], mean[block, None], out=centred)
-        xp.multiply(centred, centred, out=squares)
-        rstd[block] = 1.0 / xp.sqrt(squares.mean(axis=1) + eps)
-        centred *= rstd[block, None]
+    y = xp.empty(x.shape, dtype=x.dtype)
+    mean, rstd = xp.empty((x.shape[0],), dtype=wide), xp.empty((x.shape[0],), dtype=wide)
+    blocks = paired_blocks(xp, x, y, mean, rstd, scratch=1, dtype=wide)
+    for x_rows, y_rows, mean_rows, rstd_rows, centred in blocks:
+        mean_rows[...] = x_rows.mean(axis=1, dtype=wide)
+        xp.subtract(x_rows, mean_rows[:, None], out=centred)
+        variance = xp.einsum("ij,ij->i", centred, centred) / x.shape[1]
+        rstd_rows[...] = 1.0 / xp.sqrt(variance + eps)
+        centred *= rstd_rows[:, None]
         centred *= weight
-        centred += bias
-        y[block] = centred
+        xp.add(centred, bias, out=y_rows)
     return y, mean, rstd
 
 
 def layer_norm_backward(dy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dx [t, h], dweight [h] and dbias [h] of dy [t, h] and what the forward was given and returned."""
     xp = array_module(x)
-    xhat = (x - mean[:, None]) * rstd[:, None]
-    g = dy * weight
-    g_mean = g.mean(axis=1, keepdims=True)
-    projection = (g * xhat).mean(axis=1, keepdims=True)
-    dx = (g - g_mean - xhat * projection) * rstd[:, None]
-    return dx.astype(x.dtype), xp.sum(dy * xhat, axis=0).astype(weight.dtype), dy.sum(axis=0)
+    wide = mean.dtype
+    dx = xp.empty(x.shape, dtype=x.dtype)
+    dweight, dbias = xp.zeros(weight.shape, dtype=wide), xp.zeros(weight.shape, dtype=wide)
+    wide_weight = weight.astype(wide, copy=False)
+    blocks = paired_blocks(xp, x, dy, dx, mean[:, None], rstd[:, None], scratch=3, dtype=wide)
+    for x_rows, dy_rows, dx_rows, mean_rows, rstd_rows, xhat, product, g in blocks:
+        xp.subtract(x_rows, mean_rows, out=xhat)
+        xhat *= rstd_rows
+        xp.multiply(dy_rows, xhat, out=product)
+        dweight += product.sum(axis=0)
+        dbias += dy_rows.sum(axis=0, dtype=wide)
+        xp.multiply(dy_rows, weight, out=g, dtype=wide)
+        xhat *= (xp.einsum("ij,j->i", product, wide_weight) / x.shape[1])[:, None]  # mean(g * xhat)
+        xhat += g.mean(axis=1, keepdims=True)
+        g -= xhat
+        xp.multiply(g, rstd_rows, out=dx_rows)
+    return dx, dweight.astype(weight.dtype, copy=False), dbias.astype(weight.dtype, copy=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import statistics_dtype
+from mpitp.ops.row_blocks import paired_blocks, statistics_dtype
 
 Array = Any
 
@@ -25,15 +25,30 @@ def rms_norm_reference(x: Array, weight: Array, eps: float) -> Array:
 def rms_norm_forward(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """y [t, h] of x [t, h] and weight [h]; with rstd [t] for the backward."""
     xp = array_module(x)
-    wide = x.astype(statistics_dtype(x.dtype), copy=False)
-    rstd = 1.0 / xp.sqrt((wide * wide).mean(axis=1) + eps)
-    return (wide * rstd[:, None] * weight).astype(x.dtype, copy=False), rstd
+    wide = statistics_dtype(x.dtype)
+    y, rstd = xp.empty(x.shape, dtype=x.dtype), xp.empty((x.shape[0],), dtype=wide)
+    for x_rows, y_rows, rstd_rows, work in paired_blocks(xp, x, y, rstd, scratch=1, dtype=wide):
+        work[...] = x_rows
+        mean_square = xp.einsum("ij,ij->i", work, work) / x.shape[1]
+        rstd_rows[...] = 1.0 / xp.sqrt(mean_square + eps)
+        work *= rstd_rows[:, None]
+        xp.multiply(work, weight, out=y_rows)
+    return y, rstd
 
 
 def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
     """dx [t, h] and dweight [h] of dy [t, h] and what the forward was given and returned."""
-    xhat = x * rstd[:, None]
-    g = dy * weight
-    projection = (g * xhat).mean(axis=1, keepdims=True)
-    dx = (g - xhat * projection) * rstd[:, None]
-    return dx.astype(x.dtype), (dy * xhat).sum(axis=0).astype(weight.dtype)
+    xp = array_module(x)
+    wide = rstd.dtype
+    dx, dweight = xp.empty(x.shape, dtype=x.dtype), xp.zeros(weight.shape, dtype=wide)
+    wide_weight = weight.astype(wide, copy=False)
+    blocks = paired_blocks(xp, x, dy, dx, rstd[:, None], scratch=3, dtype=wide)
+    for x_rows, dy_rows, dx_rows, rstd_rows, xhat, product, g in blocks:
+        xp.multiply(x_rows, rstd_rows, out=xhat)
+        xp.multiply(dy_rows, xhat, out=product)
+        dweight += product.sum(axis=0)
+        xp.multiply(dy_rows, weight, out=g, dtype=wide)
+        xhat *= (xp.einsum("ij,j->i", product, wide_weight) / x.shape[1])[:, None]  # mean(g * xhat)
+        g -= xhat
+        xp.multiply(g, rstd_rows, out=dx_rows)
+    return dx, dweight.astype(weight.dtype, copy=False)

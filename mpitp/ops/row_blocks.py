@@ -7,26 +7,43 @@ each call is a kernel launch, and fewer are better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-BLOCK_BYTES = 192 * 1024  # of one operand; a handful of operands and scratch rows share an L2 of 1 to 2 MiB
+Array = Any
+
+BLOCK_BYTES = 256 * 1024  # of one operand; three to five of them share an L2 cache of 1 to 2 MiB
 
 
-def row_blocks(xp: Any, rows: int, row_bytes: int, block_bytes: int | None = None) -> Iterator[slice]:
-    """Neighbouring slices that cover range(rows), each about `block_bytes` (default BLOCK_BYTES) large, on a CPU."""
-    step = block_rows(xp, rows, row_bytes, block_bytes)
+def row_blocks(xp: Any, rows: int, row_bytes: int) -> Iterator[slice]:
+    """Neighbouring slices that cover range(rows), each about BLOCK_BYTES large on a CPU."""
+    step = block_rows(xp, rows, row_bytes)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
-def block_rows(xp: Any, rows: int, row_bytes: int, block_bytes: int | None = None) -> int:
+def block_rows(xp: Any, rows: int, row_bytes: int) -> int:
     """Rows of the largest block: at least one, so that it can be a step."""
     if xp is not np:
         return max(rows, 1)
-    return max(min(rows, (block_bytes or BLOCK_BYTES) // max(row_bytes, 1)), 1)
+    return max(min(rows, BLOCK_BYTES // max(row_bytes, 1)), 1)
+
+
+def paired_blocks(xp: Any, *arrays: Array, scratch: int = 0, dtype: Any = None) -> Iterator[tuple[Array, ...]]:
+    """Blocks of the same rows of each array, and `scratch` blocks to work in, reused from block to block.
+
+    The arrays have the first one's number of rows; scratch has the first one's width, and `dtype` or the first one's.
+    """
+    first = arrays[0]
+    dtype = np.dtype(dtype or first.dtype)
+    rows, row_bytes = first.shape[0], math.prod(first.shape[1:]) * dtype.itemsize
+    step = block_rows(xp, rows, row_bytes)
+    spare = [xp.empty((step, *first.shape[1:]), dtype=dtype) for _ in range(scratch)]
+    for block in row_blocks(xp, rows, row_bytes):
+        yield (*(x[block] for x in arrays), *(x[: block.stop - block.start] for x in spare))
 
 
 def statistics_dtype(dtype: Any) -> Any:

@@ -1,4 +1,4 @@
-"""SwiGLU (Shazeer 2020): y = silu(gate) * up with silu(g) = g * s(g), s the logistic function.
+"""SwiGLU (Shazeer 2020): y = silu(gate) * up with silu(g) = g * s(g), s the logistic function 1 / (1 + exp(-g)).
 
     forward     y = gate * s * up
     backward    dup   = dy * gate * s
@@ -11,33 +11,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpitp.backend.arrays import array_module
+from mpitp.ops.row_blocks import paired_blocks
 
 Array = Any
 
-EXP_LIMIT = 87.0  # exp(87) is finite in float32; s(-87) = 1.6e-38 is 0 for every purpose
-
 
 def swiglu_reference(gate_up: Array) -> Array:
-    """The plain forward over the whole array."""
+    """The plain forward; it overflows where swiglu_forward is silent."""
     gate, up = split_columns(gate_up)
-    return gate * logistic(gate) * up
+    return gate / (1.0 + array_module(gate_up).exp(-gate)) * up
 
 
 def swiglu_forward(gate_up: Array) -> Array:
     """y [t, f] of gate_up [t, 2f]."""
-    return swiglu_reference(gate_up)
+    xp = array_module(gate_up)
+    gate, up = split_columns(gate_up)
+    y = xp.empty(gate.shape, dtype=gate_up.dtype)
+    for gate_rows, up_rows, y_rows in paired_blocks(xp, gate, up, y):
+        _one_plus_exp(xp, gate_rows, out=y_rows)
+        xp.divide(gate_rows, y_rows, out=y_rows)
+        y_rows *= up_rows
+    return y
 
 
 def swiglu_backward(dy: Array, gate_up: Array) -> Array:
     """dgate_up [t, 2f] of dy [t, f] and gate_up [t, 2f]."""
     xp = array_module(gate_up)
-    gate, up = split_columns(gate_up)
-    s = logistic(gate)
     dgate_up = xp.empty(gate_up.shape, dtype=gate_up.dtype)
-    dgate, dup = split_columns(dgate_up)
-    dgate[...] = dy * up * s * (1.0 + gate * (1.0 - s))
-    dup[...] = dy * gate * s
+    arrays = (*split_columns(gate_up), *split_columns(dgate_up), dy)
+    for gate, up, dgate, dup, dy_rows, s, silu in paired_blocks(xp, *arrays, scratch=2):
+        _one_plus_exp(xp, gate, out=s)
+        xp.divide(1.0, s, out=s)
+        xp.multiply(gate, s, out=silu)
+        xp.multiply(dy_rows, silu, out=dup)
+        # s * (1 + gate * (1 - s)) = s + silu * (1 - s)
+        xp.subtract(1.0, s, out=dgate)
+        dgate *= silu
+        dgate += s
+        dgate *= up
+        dgate *= dy_rows
     return dgate_up
 
 
@@ -47,7 +62,9 @@ def split_columns(gate_up: Array) -> tuple[Array, Array]:
     return gate_up[:, :ffn], gate_up[:, ffn:]
 
 
-def logistic(x: Array) -> Array:
-    """1 / (1 + exp(-x)) without overflow."""
-    xp = array_module(x)
-    return 1.0 / (1.0 + xp.exp(xp.minimum(-x, EXP_LIMIT)))
+def _one_plus_exp(xp: Any, gate: Array, out: Array) -> None:
+    """out = 1 + exp(-gate). It may be inf for a very negative gate: what is divided by it is then 0, as it should be."""
+    xp.negative(gate, out=out)
+    with np.errstate(over="ignore"):
+        xp.exp(out, out=out)
+    out += 1.0
