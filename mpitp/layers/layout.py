@@ -97,3 +97,13 @@ class Layout:
                 f"invariant mode deals whole blocks: {self.num_blocks} blocks can't go to {self.group.size} ranks; "
                 f"use at most {self.num_blocks} ranks or set invariant_blocks to a number up to {limit}"
             )
+
+
+def choose_blocks(invariant: bool, blocks: int, heads: int) -> int:
+    """The number of blocks for a user's wish: 0 unless `invariant`; `blocks` 0 takes one a head, at most 12.
+
+    The choice must not depend on the rank count, or results would.
+    """
+    if not invariant:
+        return 0
+    return blocks or min(heads, 12)

@@ -1,0 +1,21 @@
+"""How every program begins: choose the device by the node-local rank, then join the other ranks."""
+
+from __future__ import annotations
+
+import os
+
+from mpitp.backend.device import Device, make_device
+from mpitp.comm.environment import launch_claim
+from mpitp.comm.group import Group
+from mpitp.comm.world import world_group
+
+
+def start_job(device: str) -> tuple[Group, Device]:
+    """The group of all ranks and this rank's device ("cpu" or "gpu").
+
+    The device comes first: a CUDA-aware MPI binds to the one that is current when it starts.
+    """
+    claim = launch_claim(os.environ)
+    local_rank = claim.rank if claim.local_rank is None else claim.local_rank
+    chosen = make_device(device, local_rank)
+    return world_group(), chosen
