@@ -14,9 +14,30 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import block_rows, row_blocks
+from mpitp.ops.row_blocks import paired_blocks
 
 Array = Any
+
+
+def adamw_reference(
+    param: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+) -> tuple[Array, Array, Array]:
+    """The plain update: new param, m and v."""
+    m = m + (1.0 - beta1) * (grad - m)
+    v = beta2 * v + (1.0 - beta2) * grad**2
+    step_size, root = _bias_corrections(lr, beta1, beta2, step)
+    param = param * (1.0 - lr * weight_decay) - step_size * (m / (array_module(param).sqrt(v) / root + eps))
+    return param, m, v
 
 
 def adamw_update(
@@ -33,31 +54,48 @@ def adamw_update(
     step: int,
     grad_scale: float = 1.0,
 ) -> None:
-    """Update param, m and v in place; all four are contiguous and of one shape. `step` counts from 1."""
+    """Update param, m and v in place; all four are contiguous and of one shape. `step` counts from 1.
+
+    The gradient is used as grad * grad_scale (clipping), and left as it is.
+    """
     xp = array_module(param)
-    param, grad, m, v = (_flat(x) for x in (param, grad, m, v))
-    decay, step_size = 1.0 - lr * weight_decay, lr / (1.0 - beta1**step)
-    root = math.sqrt(1.0 - beta2**step)
-    for block in row_blocks(xp, param.shape[0], param.dtype.itemsize):
-        p, g, m_, v_ = param[block], grad[block] * grad_scale, m[block], v[block]
-        p *= decay
-        m_ += (g - m_) * (1.0 - beta1)
-        v_ *= beta2
-        v_ += g * g * (1.0 - beta2)
-        p -= m_ / (xp.sqrt(v_) / root + eps) * step_size
+    step_size, root = _bias_corrections(lr, beta1, beta2, step)
+    decay = float(1.0 - lr * weight_decay)
+    arrays = [_flat(x) for x in (param, grad, m, v)]
+    for param_, grad_, m_, v_, g, work in paired_blocks(xp, *arrays, scratch=2):
+        xp.multiply(grad_, float(grad_scale), out=g)
+        xp.subtract(g, m_, out=work)
+        work *= float(1.0 - beta1)
+        m_ += work
+        g *= g
+        g *= float(1.0 - beta2)
+        v_ *= float(beta2)
+        v_ += g
+        xp.sqrt(v_, out=g)
+        g /= root
+        g += float(eps)
+        xp.divide(m_, g, out=g)
+        g *= step_size
+        param_ *= decay
+        param_ -= g
 
 
 def sum_of_squares(x: Array) -> Array:
-    """Sum of x^2 in float64 (a scalar of x's device), in a fixed order that depends on the number of elements alone."""
+    """Sum of x^2 as a float64 scalar on x's device, added in an order that depends on the number of elements alone."""
     xp = array_module(x)
-    flat = xp.ascontiguousarray(x).reshape(-1)
     total = xp.zeros((), dtype=np.float64)
-    for block in row_blocks(xp, flat.shape[0], np.dtype(np.float64).itemsize):
-        wide = flat[block].astype(np.float64)
-        total = total + (wide * wide).sum()
+    for block, wide in paired_blocks(xp, xp.ascontiguousarray(x).reshape(-1), scratch=1, dtype=np.float64):
+        wide[...] = block
+        wide *= wide
+        total = total + wide.sum()
     return total
 
 
+def _bias_corrections(lr: float, beta1: float, beta2: float, step: int) -> tuple[float, float]:
+    """lr / (1 - beta1^step) and sqrt(1 - beta2^step), as Python floats: NumPy's would promote float32 arrays."""
+    return float(lr / (1.0 - beta1**step)), math.sqrt(1.0 - beta2**step)
+
+
 def _flat(x: Array) -> Array:
-    assert x.flags.c_contiguous, "AdamW works on flat views"
+    assert x.flags.c_contiguous, "AdamW updates in place and works on flat views"
     return x.reshape(-1)

@@ -13,13 +13,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitp.backend.arrays import array_module
+from mpitp.ops.row_blocks import paired_blocks
 
 Array = Any
 
 
+def cross_entropy_reference(logits: Array, targets: Array) -> Array:
+    """The plain loss of every row [t] over a whole vocabulary."""
+    xp = array_module(logits)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return xp.log(xp.exp(shifted).sum(axis=1)) - shifted[xp.arange(logits.shape[0]), targets]
+
+
 def row_max(logits: Array) -> Array:
     """Largest logit of every row [t]; -inf when there are no columns."""
-    if logits.shape[1] == 0:
+    if logits.size == 0:
         return array_module(logits).full((logits.shape[0],), -float("inf"), dtype=logits.dtype)
     return logits.max(axis=1)
 
@@ -27,10 +35,13 @@ def row_max(logits: Array) -> Array:
 def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Array, Array]:
     """e [t, v] = exp(logits - row_max), and its sums over each block of columns [len(blocks), t]."""
     xp = array_module(logits)
-    e = xp.exp(logits - row_max[:, None])
+    e = xp.empty(logits.shape, dtype=logits.dtype)
     sums = xp.empty((len(blocks), logits.shape[0]), dtype=logits.dtype)
-    for i, block in enumerate(blocks):
-        sums[i] = e[:, block.start : block.stop].sum(axis=1)
+    for logits_rows, max_rows, e_rows, sums_rows in paired_blocks(xp, logits, row_max[:, None], e, sums.T):
+        xp.subtract(logits_rows, max_rows, out=e_rows)
+        xp.exp(e_rows, out=e_rows)
+        for i, block in enumerate(blocks):
+            sums_rows[:, i] = e_rows[:, block.start : block.stop].sum(axis=1)
     return e, sums
 
 
