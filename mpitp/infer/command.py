@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Continue prompts with the model in a Hugging Face directory (as `mpitp train` and `mpitp convert` write them, or from
-elsewhere). Text goes to stdout, everything else to stderr. With the same seed the text is the same at every rank count."""
+elsewhere). Text goes to stdout, everything else to stderr. The same seed gives the same text at every rank count."""
 
 _EPILOG = """\
 examples:
@@ -100,7 +100,7 @@ class Printer:
     def end(self, completions: list[Completion]) -> None:
         """All that has not been printed yet."""
         if self.stream is not None:
-            self._write(self.stream.finish() + "\n")
+            self._write(self.stream.flush() + "\n")
             return
         for index, (prompt, done) in enumerate(zip(self.prompts, completions, strict=True)):
             text = self.tokenizer.decode(done.tokens)

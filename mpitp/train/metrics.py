@@ -23,7 +23,7 @@ class Metrics:
         if path is None:
             return
         try:
-            self._file = open(path, "a", encoding="utf-8")
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
         except OSError as error:
             raise FileError(f"can't write {path}: {error.strerror}") from error
         self._bar = tqdm(

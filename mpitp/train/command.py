@@ -1,0 +1,62 @@
+"""`mpitp train`: run a run file."""
+
+from __future__ import annotations
+
+import argparse
+
+from mpitp.config import key_table, load_run_config
+
+_DESCRIPTION = """\
+Train a model as a TOML file says, from scratch or from a Hugging Face directory, on any number of ranks. A progress bar
+goes to stderr, one JSON object a step to RUN_DIR/metrics.jsonl; at the end RUN_DIR/model is a Hugging Face directory
+with its tokenizer."""
+
+_EXAMPLE = """\
+example run file:
+  [model]
+  model_type = "llama"              # or: from = "models/smollm2-135m"     (fine-tune)
+  hidden_size = 256                 # Hugging Face's own field names
+  num_hidden_layers = 4
+  num_attention_heads = 8
+  num_key_value_heads = 2
+  intermediate_size = 688
+  max_position_embeddings = 256
+  [data]
+  train = "data/train"              # made by: mpitp data prepare book.txt --tokenizer bytes --out data
+  valid = "data/valid"              #          --valid-fraction 0.05
+  seq_len = 128
+  [train]
+  steps = 200
+  global_batch_size = 16
+  run_dir = "runs/first"
+
+examples:
+  mpitp train run.toml
+  mpitp launch -n 4 -- train run.toml --set train.steps=100 --set optim.lr=1e-3
+
+keys of the run file, with defaults:
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mpitp train`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE + key_table()
+    parser.add_argument("run_file", metavar="RUN.TOML", help="the run file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one key, e.g. train.steps=100"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; every rank runs this, rank 0 prints the result."""
+    config = load_run_config(args.run_file, args.set)
+
+    from mpitp.comm.start import start_job
+    from mpitp.train.run import train
+
+    world, device = start_job(config.train.device)
+    result = train(config, world, device)
+    if world.rank == 0:
+        held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"
+        print(f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}{held_out}; model in {result.model_directory}")
+    return 0
