@@ -13,6 +13,7 @@ and the message is seen once; when it fails alone, it speaks itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -138,9 +139,7 @@ def _with_rank(text: str, rank: int, size: int) -> str:
 
 
 def _say(text: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
-    except OSError:
-        pass
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

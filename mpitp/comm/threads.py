@@ -248,8 +248,8 @@ def _join_all(ranks: list[_Rank], job: _Job, timeout: float) -> None:
 
 def _where(rank: _Rank) -> str:
     frame = sys._current_frames().get(rank.ident or 0)
-    stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
-    return f"\n{rank.name} stands at:\n{stack}"
+    stack = [entry for entry in traceback.extract_stack(frame) if entry.filename != threading.__file__]
+    return f"\n{rank.name} stands at:\n{''.join(traceback.format_list(stack[-6:]))}"
 
 
 def _raise_first(failed: list[_Rank], size: int) -> None:

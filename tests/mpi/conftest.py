@@ -1,59 +1,66 @@
-"""Every rank agrees on the outcome of every test, so that one rank's failure neither hangs nor hides.
+"""MPI tests: what fails on one rank ends the whole job at once, with a message.
 
-pytest catches exceptions: a rank whose assertion fails before a collective goes on to its next test, and the others
-wait in that collective for ever. Here the ranks meet after each phase of each test. A rank that failed and whose peers
-don't come says what happened and aborts the job; when they do come, all ranks report the failure.
+pytest catches every exception, so a failing rank would go on to the next test while the others wait for it in a
+collective of this one. Here any failure, on any rank, is printed in full with its rank and followed by `MPI_Abort`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-PATIENCE_SECONDS = 20.0
+from mpitp.comm.abort import WAIT_FOR_RANK_0_SECONDS
+from mpitp.comm.group import Group
+from mpitp.comm.world import world_group
 
-_meeting_point: list[Any] = []
+try:
+    import hypothesis
+
+    # All ranks must draw the same examples.
+    hypothesis.settings.register_profile("mpi", derandomize=True, database=None, deadline=None)
+except ImportError:
+    hypothesis = None
 
 
-def meeting_point() -> Any:
-    """A communicator of this file's own, made at the first call (all ranks make it together)."""
-    if not _meeting_point:
-        from mpi4py import MPI
-
-        _meeting_point.append(MPI.COMM_WORLD.Dup())
-    return _meeting_point[0]
+def pytest_configure(config: pytest.Config) -> None:
+    if hypothesis is not None:
+        hypothesis.settings.load_profile("mpi")
 
 
-def peers_come(comm: Any, patience: float) -> bool:
-    """Whether every rank arrives here; after `patience` seconds the answer is no."""
-    request = comm.Ibarrier()
-    deadline = time.monotonic() + patience
-    while not request.Test():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
+@pytest.fixture
+def world() -> Group:
+    """The group of all ranks, as programs get it (a one-rank job has a SerialGroup)."""
+    return world_group()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make the outcome of each phase the same on all ranks."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
-    if not item.config.getoption("--with-mpi"):
-        return report
-    comm = meeting_point()
-    if not peers_come(comm, PATIENCE_SECONDS if report.failed else float("inf")):
-        print(
-            f"\nrank {comm.rank}: {item.nodeid} failed, other ranks hang:\n{report.longreprtext}", file=sys.__stderr__
-        )
-        sys.__stderr__.flush()
-        comm.Abort(1)
-    outcomes = comm.allgather((report.outcome, report.longreprtext if report.failed else ""))
-    if len({outcome for outcome, _ in outcomes}) > 1 and not report.failed:
-        texts = [f"rank {rank}: {outcome}\n{text}" for rank, (outcome, text) in enumerate(outcomes)]
-        report.outcome, report.longrepr = "failed", "ranks disagree on the outcome\n" + "\n".join(texts)
+    if report.failed:
+        _end_job(item.config, f"{report.nodeid} failed ({report.when})", report.longreprtext)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        _end_job(collector.config, f"collecting {report.nodeid} failed", report.longreprtext)
+    return report
+
+
+def _end_job(config: pytest.Config, headline: str, details: str) -> None:
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
+        return
+    rank = mpi.COMM_WORLD.Get_rank()
+    if rank:
+        time.sleep(WAIT_FOR_RANK_0_SECONDS)  # a failure of all ranks is told by rank 0
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        size = mpi.COMM_WORLD.Get_size()
+        print(f"\n{details}\n\nrank {rank} of {size}: {headline}; ending the job", file=sys.stderr, flush=True)
+        mpi.COMM_WORLD.Abort(1)
