@@ -6,11 +6,13 @@ A reader, or a run that comes after a crash, sees either the old file or directo
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +64,32 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
-def check_target(target: Path, overwrite: bool, marker: str) -> None:
+def check_target(target: Path, overwrite: bool, patterns: Sequence[str]) -> None:
     """Refuse a target that exists, unless it is an empty directory or may be overwritten.
 
-    Overwriting asks for `marker`, a file that shows the directory to be of the kind that is written: a slip of the
-    path must not replace somebody's home directory.
+    Only a directory in which every name fits one of `patterns` is overwritten: a slip of the path must not replace
+    somebody's home directory, nor a file that was put beside ours.
     """
-    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+    if not os.path.lexists(target):
         return
-    if not overwrite:
+    names = sorted(path.name for path in target.iterdir())  # NotADirectoryError for a file
+    if names and not overwrite:
         raise FileError(f"{target} exists and is not empty; choose another place or ask to overwrite it")
-    if not (target / marker).exists():
-        raise FileError(f"{target} holds no {marker}, so it isn't what is about to be written; it won't be overwritten")
+    strange = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    if strange:
+        raise FileError(
+            f"{target} holds {strange[0]}, which isn't of what is about to be written; it won't be overwritten"
+        )
 
 
-def make_staging(target: Path, overwrite: bool = False, marker: str = "config.json") -> Path:
+def make_staging(target: Path, overwrite: bool = False, patterns: Sequence[str] = ()) -> Path:
     """A new empty directory beside `target`, to be filled and then given to `publish` or `discard`."""
     target = Path(os.path.abspath(target))
     staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        check_target(target, overwrite, marker)
+        check_target(target, overwrite, patterns)
+        if target.parent.exists() and not target.parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         target.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir()
     except OSError as error:
@@ -117,9 +125,9 @@ def discard(staging: Path) -> None:
 
 
 @contextlib.contextmanager
-def publishing(target: Path, overwrite: bool = False, marker: str = "config.json") -> Iterator[Path]:
+def publishing(target: Path, overwrite: bool = False, patterns: Sequence[str] = ()) -> Iterator[Path]:
     """For one process: fill the directory given; it becomes `target` at the end, or is removed on any error."""
-    staging = make_staging(target, overwrite, marker)
+    staging = make_staging(target, overwrite, patterns)
     try:
         yield staging
         publish(staging, target)

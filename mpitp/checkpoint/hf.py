@@ -36,6 +36,8 @@ from mpitp.models.names import HfPiece
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 50_000_000_000
+# what a model directory may hold and still be replaced when overwriting is asked
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja")
 FIRST_FEW = 5
 COPY_ROWS = 1024
 
@@ -328,7 +330,7 @@ def _prepare(
     overwrite: bool,
 ) -> Path:
     """The first rank's part before the weights: a staging directory with the small files and the weights' space."""
-    staging = make_staging(target, overwrite)
+    staging = make_staging(target, overwrite, MODEL_FILES)
     try:
         for name, content in extra_files.items():
             assert Path(name).name == name, f"{name} is no plain file name"

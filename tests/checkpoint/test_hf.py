@@ -221,13 +221,13 @@ def save_on(ranks, target, **options):
 def test_an_existing_directory_is_replaced_only_when_asked(ranks, tmp_path):
     target = tmp_path / "model"
     assert save_on(ranks, target) == [None] * ranks
-    (target / "note.txt").write_text("mine")
+    (target / "vocab.json").write_text("old")
     before = contents(target)
     refused = save_on(ranks, target)
     assert len(set(refused)) == 1 and "exists and is not empty" in refused[0]
     assert contents(target) == before
     assert save_on(ranks, target, overwrite=True) == [None] * ranks
-    assert "note.txt" not in contents(target)
+    assert "vocab.json" not in contents(target)
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -235,7 +235,7 @@ def test_overwriting_something_that_is_no_model_is_refused(tmp_path):
     target = tmp_path / "home"
     target.mkdir()
     (target / "letters.txt").write_text("dear")
-    assert "holds no config.json" in save_on(1, target, overwrite=True)[0]
+    assert "holds letters.txt, which isn't" in save_on(1, target, overwrite=True)[0]
     assert (target / "letters.txt").exists()
 
 

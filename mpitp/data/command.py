@@ -1,0 +1,110 @@
+"""`mpitp data`: texts to token files, and a look at them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DESCRIPTION = """\
+Turn plain UTF-8 texts into memory-mapped token files for training, and show what such files hold.
+"""
+
+PREPARE = """\
+Tokenize texts into a directory that `mpitp train` reads ([data] train = "DIR"). Each text is one document and ends in
+the tokenizer's end-of-text token. The directory holds tokens.bin, manifest.json and the tokenizer itself.
+"""
+
+PREPARE_EXAMPLES = """\
+examples:
+  mpitp data prepare book.txt --tokenizer bytes --out data
+  mpitp data prepare *.txt --tokenizer models/smollm2 --out data --valid-fraction 0.05
+      makes data/train and data/valid (the last 5 % of the tokens)
+
+--tokenizer bytes: ids 0 to 255 are the bytes of the text, 256 ends a text; needs nothing and suits small experiments.
+--tokenizer DIR: a Hugging Face directory with tokenizer.json. Text that looks like one of its special tokens, such as
+<|endoftext|>, becomes that token.
+"""
+
+SHOW = """\
+Print the manifest of prepared data and its first tokens as text.
+"""
+
+SHOW_EXAMPLES = """\
+examples:
+  mpitp data show data/train
+  mpitp data show data/train --tokens 200 --check
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line of `mpitp data`."""
+    parser.description = DESCRIPTION
+    actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|show")
+    raw = argparse.RawDescriptionHelpFormatter
+    prepare = actions.add_parser(
+        "prepare", help="texts to token files", description=PREPARE, epilog=PREPARE_EXAMPLES, formatter_class=raw
+    )
+    prepare.add_argument("texts", nargs="+", metavar="TEXT", help="a plain text file, UTF-8")
+    prepare.add_argument(
+        "--tokenizer", required=True, metavar="DIR|bytes", help='"bytes", or a directory with tokenizer.json'
+    )
+    prepare.add_argument("--out", required=True, metavar="DIR", help="the directory to make")
+    prepare.add_argument(
+        "--valid-fraction", type=float, default=0.0, metavar="X", help="hold out this part of the tokens"
+    )
+    prepare.add_argument("--overwrite", action="store_true", help="replace prepared data that is already there")
+    show = actions.add_parser(
+        "show", help="what is in them", description=SHOW, epilog=SHOW_EXAMPLES, formatter_class=raw
+    )
+    show.add_argument("directory", metavar="DIR", help="prepared data")
+    show.add_argument("--tokens", type=int, default=64, metavar="N", help="how many tokens to decode (default 64)")
+    show.add_argument("--check", action="store_true", help="read the whole file and compare its checksum")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out `prepare` or `show`."""
+    return _prepare(args) if args.action == "prepare" else _show(args)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    import sys
+
+    from tqdm import tqdm
+
+    from mpitp.data.prepare import prepare
+    from mpitp.data.tokenizer import tokenizer_from
+
+    texts = [Path(text) for text in args.texts]
+    total = sum(path.stat().st_size for path in texts if path.is_file())
+    tokenizer = tokenizer_from(args.tokenizer)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", file=sys.stderr) as bar:
+        parts = prepare(
+            texts,
+            tokenizer,
+            Path(args.out),
+            valid_fraction=args.valid_fraction,
+            overwrite=args.overwrite,
+            progress=bar.update,
+        )
+    for part, manifest in parts.items():
+        where = Path(args.out) / part
+        print(f"{where}: {manifest.num_tokens} tokens ({manifest.dtype}), vocabulary of {manifest.vocab_size}")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    import json
+    from dataclasses import asdict
+
+    from mpitp.data.token_file import TokenFile
+    from mpitp.errors import UsageError
+
+    if args.tokens < 0:
+        raise UsageError(f"--tokens {args.tokens}: expected a whole number of at least 0")
+    tokens = TokenFile(args.directory)
+    if args.check:
+        tokens.check_sum()
+    print(json.dumps(asdict(tokens.manifest), indent=2))
+    ids = tokens.read(0, min(args.tokens, len(tokens)))
+    print(tokens.load_tokenizer().decode(ids, skip_special_tokens=False))
+    return 0

@@ -1,0 +1,147 @@
+"""Texts to token files: read, checked and tokenized in pieces, so that the size of a text doesn't matter."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from mpitp.data.token_file import (
+    MANIFEST,
+    TOKENIZER_DIRECTORY,
+    TOKENS,
+    Manifest,
+    TokenWriter,
+    split_tail,
+    write_manifest,
+)
+from mpitp.data.tokenizer import Tokenizer
+from mpitp.errors import FileError, UsageError
+from mpitp.files import os_failure, publishing
+
+# what prepared data holds and what may be replaced when overwriting is asked
+DATA_FILES = ("train", "valid", TOKENS, MANIFEST, TOKENIZER_DIRECTORY)
+READ_BYTES = 1 << 18
+PIECE_CHARACTERS = 1 << 18
+PIECES_AT_ONCE = 8
+CONTEXT_CHARACTERS = 16
+
+# Where a text may be cut without changing its tokens: tokenizers begin a new word there. Best between a line end and a
+# character that is no space, else before a single space.
+_LINE_CUT = re.compile(r"\n(?=\S)")
+_WORD_CUT = re.compile(r"(?<=\S)(?= \S)")
+
+
+def prepare(
+    texts: Sequence[Path],
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    valid_fraction: float = 0.0,
+    overwrite: bool = False,
+    progress: Callable[[int], object] = lambda num_bytes: None,
+) -> dict[str, Manifest]:
+    """Tokenize UTF-8 texts, each a document that ends in the tokenizer's end of text, into the directory `out`.
+
+    With valid_fraction, `out` gets the parts `train` and `valid`, the latter the last tokens of all. progress is called
+    with the number of bytes read. Raises FileError, and leaves nothing behind, for a text that is empty or not UTF-8.
+    Returns the manifest of each part ("" for the whole).
+    """
+    if not 0 <= valid_fraction < 1:
+        raise UsageError(f"--valid-fraction {valid_fraction}: expected a number from 0 up to, but not including, 1")
+    with publishing(out, overwrite, DATA_FILES) as staging:
+        first = staging / "train" if valid_fraction else staging
+        first.mkdir(exist_ok=True)
+        with TokenWriter(first, tokenizer.vocab_size) as writer:
+            for path in texts:
+                for ids in _document_ids(path, tokenizer, progress):
+                    writer.append(ids)
+        return _finish(staging, writer, tokenizer, texts, valid_fraction)
+
+
+def _finish(
+    staging: Path, writer: TokenWriter, tokenizer: Tokenizer, texts: Sequence[Path], valid_fraction: float
+) -> dict[str, Manifest]:
+    sources = tuple(str(path) for path in texts)
+    if not valid_fraction:
+        return {"": write_manifest(staging, tokenizer, writer.num_tokens, len(texts), sources)}
+    num_valid = round(writer.num_tokens * valid_fraction)
+    if not 0 < num_valid < writer.num_tokens:
+        raise UsageError(
+            f"--valid-fraction {valid_fraction} of {writer.num_tokens} tokens leaves one part empty; give more text or "
+            "another fraction"
+        )
+    train, valid = staging / "train", staging / "valid"
+    valid.mkdir()
+    split_tail(train, valid, writer.dtype, num_valid)
+    return {
+        "train": write_manifest(train, tokenizer, writer.num_tokens - num_valid, len(texts), sources),
+        "valid": write_manifest(valid, tokenizer, num_valid, len(texts), sources),
+    }
+
+
+def _document_ids(path: Path, tokenizer: Tokenizer, progress: Callable[[int], object]) -> Iterator[list[int]]:
+    """Token ids of one text, in lists; the end-of-text id comes last, where the tokenizer has one."""
+    pieces = cut_text(_read_text(path, progress))
+    while some := list(islice(pieces, PIECES_AT_ONCE)):
+        yield from tokenizer.encode_pieces(some)
+    if tokenizer.eos_id is not None:
+        yield [tokenizer.eos_id]
+
+
+def cut_text(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[tuple[str, str]]:
+    """Cut a stream of text into pieces of about `limit` characters; each comes as (end of what came before, piece)."""
+    context, text = "", ""
+    for chunk in chunks:
+        text += chunk
+        while len(text) > limit:
+            cut = _cut_place(text, limit)
+            yield context, text[:cut]
+            context, text = (context + text[max(0, cut - CONTEXT_CHARACTERS) : cut])[-CONTEXT_CHARACTERS:], text[cut:]
+    if text:
+        yield context, text
+
+
+def _cut_place(text: str, limit: int) -> int:
+    """The last place up to `limit` where a word begins; `limit` itself in a text without words."""
+    start = limit // 2
+    for pattern in (_LINE_CUT, _WORD_CUT):
+        ends = [match.end() for match in pattern.finditer(text, start, limit + 1)]
+        if ends:
+            return ends[-1]
+    return limit
+
+
+def _read_text(path: Path, progress: Callable[[int], object]) -> Iterator[str]:
+    """The text of a file in chunks, strictly UTF-8; an error says at which byte."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0  # bytes given to the decoder
+    some = False
+    try:
+        with open(path, "rb") as file:
+            while True:
+                data = file.read(READ_BYTES)
+                waiting = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    at, byte = position - waiting + error.start, error.object[error.start]
+                    raise FileError(
+                        f"{path} is not UTF-8: {error.reason} at byte {at} (0x{byte:02x}); convert it, for example by "
+                        "`iconv -f latin1 -t utf-8`"
+                    ) from error
+                if position == 0:
+                    text = text.removeprefix("\ufeff")
+                position += len(data)
+                progress(len(data))
+                some = some or bool(text.strip())
+                yield text
+                if not data:
+                    break
+    except OSError as error:
+        raise os_failure("read", path, error) from error
+    if not some:
+        raise FileError(f"{path} holds no text ({os.stat(path).st_size} bytes)")

@@ -1,0 +1,54 @@
+"""`mpitp data` as a user runs it."""
+
+import json
+
+import pytest
+
+from mpitp.cli import main
+
+TEXT = "It was a dark and stormy night. " * 20
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "night.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_prepare_and_show(text, tmp_path, capsys):
+    out = tmp_path / "data"
+    assert (
+        main(["data", "prepare", str(text), "--tokenizer", "bytes", "--out", str(out), "--valid-fraction", "0.1"]) == 0
+    )
+    printed = capsys.readouterr()
+    assert f"{out}/train: 577 tokens (uint16), vocabulary of 257" in printed.out and "tokenizing" in printed.err
+    assert main(["data", "show", str(out / "train"), "--tokens", "8", "--check"]) == 0
+    shown = capsys.readouterr().out
+    manifest, end = json.JSONDecoder().raw_decode(shown)
+    assert manifest["num_tokens"] == 577 and manifest["sources"] == [str(text)]
+    assert shown[end:].strip() == "It was a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["prepare", "{text}", "--tokenizer", "none", "--out", "{out}"], 4, "tokenizer directory none does not exist"),
+        (["prepare", "{dir}/none", "--tokenizer", "bytes", "--out", "{out}"], 4, "No such file"),
+        (
+            ["prepare", "{text}", "--tokenizer", "bytes", "--out", "{out}", "--valid-fraction", "2"],
+            2,
+            "--valid-fraction 2.0",
+        ),
+        (["prepare", "{text}", "--tokenizer", "bytes"], 2, "--out"),
+        (["prepare", "{text}", "--tokenizer", "bytes", "--out", "{text}/x"], 4, "Not a directory"),
+        (["show", "{dir}"], 4, "holds no manifest.json"),
+        (["show", "{dir}", "--tokens", "-1"], 2, "--tokens -1"),
+    ],
+)
+def test_mistakes_are_one_message(arguments, code, words, text, tmp_path, capsys):
+    filled = [a.format(text=text, out=tmp_path / "out", dir=tmp_path) for a in arguments]
+    assert main(["data", *filled]) == code
+    printed = capsys.readouterr()
+    assert words in printed.err and "Traceback" not in printed.err
+    assert [path.name for path in tmp_path.iterdir()] == ["night.txt"]
