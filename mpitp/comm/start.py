@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 
 from mpitp.backend.device import Device, make_device
+from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm.environment import launch_claim
 from mpitp.comm.group import Group
 from mpitp.comm.world import world_group
 
 
-def start_job(device: str) -> tuple[Group, Device]:
+def start_job(device: str, *, invariant: bool = False) -> tuple[Group, Device]:
     """The group of all ranks and this rank's device ("cpu" or "gpu").
 
-    The device comes first: a CUDA-aware MPI binds to the one that is current when it starts.
+    The device comes first: a CUDA-aware MPI binds to the one that is current when it starts. `invariant`: BLAS gets one
+    thread on every rank, because the bits of a product may depend on the number of threads.
     """
+    if invariant:
+        limit_blas_threads(1)
     claim = launch_claim(os.environ)
     local_rank = claim.rank if claim.local_rank is None else claim.local_rank
     chosen = make_device(device, local_rank)

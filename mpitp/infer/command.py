@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     _check(args)
-    group, device = start_job(args.device)
+    group, device = start_job(args.device, invariant=args.invariant)
     prompts = _prompts(args, group)
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)

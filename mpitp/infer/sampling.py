@@ -54,6 +54,7 @@ def uniform_draw(seed: int, occurrence: int, position: int) -> float:
 
     `occurrence` counts equal prompts in a batch, so that they get different texts.
     """
-    counter = tuple(np.array([word], np.uint32) for word in (position & 0xFFFFFFFF, occurrence & 0xFFFFFFFF, 0, 0))
+    zero = np.zeros(1, np.uint32)
+    counter = (np.array([position], np.uint32), np.array([occurrence], np.uint32), zero, zero)
     high, low, _, _ = philox4x32(counter, stream_key(seed, "sampling"))
     return ((int(high[0]) >> 5) * 2**26 + (int(low[0]) >> 6)) / 2**53

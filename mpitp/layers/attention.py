@@ -129,7 +129,7 @@ class AttentionDropout:
         """A function (local head, first row, last row + 1, columns) -> keep mask for sequence `index`."""
         if not self.rate or seqs.dropout is None:
             return None
-        state, first, xp = seqs.dropout, heads.query.range.start, array_module(like)
+        state, first, xp = seqs.dropout, heads.query.span.start, array_module(like)
 
         def mask(head: int, row_start: int, row_stop: int, cols: int) -> Array:
             key = state.key(f"{self.name}/head {first + head}")
@@ -155,7 +155,9 @@ class GradSlots:
     @classmethod
     def of(cls, heads: HeadShare) -> GradSlots:
         """The slots of a rank with these heads."""
-        index, own, slots_of = [], {}, {g: [] for g in heads.kv_shared}
+        index: list[int] = []
+        own: dict[int, int] = {}
+        slots_of: dict[int, list[int]] = {g: [] for g in heads.kv_shared}
         count = 0
         for j in range(heads.query.size):
             kv = heads.kv_index(j)
@@ -187,8 +189,8 @@ class GradSlots:
         xp = array_module(dk)
         for slot, kv in self.own:
             dk[:, kv], dv[:, kv] = slots[0][:, slot], slots[1][:, slot]
-        for kv, own_slots in self.shared:
+        for held, own_slots in self.shared:
             partials = [xp.stack((slots[0][:, slot], slots[1][:, slot])) for slot in own_slots]
             total = summation(partials, like=xp.empty((2, dk.shape[0], dk.shape[2]), dk.dtype))
-            if kv is not None:
-                dk[:, kv], dv[:, kv] = total[0], total[1]
+            if held is not None:
+                dk[:, held], dv[:, held] = total[0], total[1]

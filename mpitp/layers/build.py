@@ -109,7 +109,7 @@ class Builder:
 
 def sharded(name: str, share: Share) -> Part:
     """The part of a parameter whose rows are dealt like `share`."""
-    return Part(name, share.units, share.range, share.range, share.blocks)
+    return Part(name, share.units, share.span, share.span, share.blocks)
 
 
 def _kv_part(name: str, heads: HeadShare, head_dim: int) -> Part:

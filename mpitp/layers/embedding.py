@@ -35,12 +35,12 @@ class VocabParallelEmbedding:
 
     def forward(self, ids: Array) -> tuple[Array, EmbeddingContext]:
         """ids [t] -> y [t, h]."""
-        y_partial = embedding_forward(ids, self.weight.data, self.vocab.range.start)
+        y_partial = embedding_forward(ids, self.weight.data, self.vocab.span.start)
         return self.group.all_reduce(y_partial, out=y_partial), EmbeddingContext(ids)
 
     def backward(self, dy: Array, ctx: EmbeddingContext) -> None:
         """dy [t, h] is added to the rows of the table that were looked up."""
-        self.weight.accumulate(embedding_backward(dy, ctx.ids, self.weight.data.shape[0], self.vocab.range.start))
+        self.weight.accumulate(embedding_backward(dy, ctx.ids, self.weight.data.shape[0], self.vocab.span.start))
 
     def params(self) -> dict[str, Param]:
         """Parameters by name."""

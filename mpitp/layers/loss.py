@@ -41,14 +41,14 @@ class VocabParallelCrossEntropy:
         local_max = row_max(logits)
         maxima = self.group.all_reduce(local_max, op="max", out=local_max)  # [t]
         e, sums = exp_sums(logits, maxima, self.vocab.local_blocks)
-        shifted_targets = target_logits(logits, targets, self.vocab.range.start)
+        shifted_targets = target_logits(logits, targets, self.vocab.span.start)
         denominators, target = self._sum(sums, shifted_targets)
         xp = array_module(logits)
         return xp.log(denominators) + maxima - target, CrossEntropyContext(e, denominators, targets)
 
     def backward(self, dlosses: Array, ctx: CrossEntropyContext) -> Array:
         """dlosses [t] (the weight of each row's loss) -> dlogits [t, v/tp]."""
-        return cross_entropy_backward(ctx.e, ctx.targets, self.vocab.range.start, ctx.denominators, dlosses)
+        return cross_entropy_backward(ctx.e, ctx.targets, self.vocab.span.start, ctx.denominators, dlosses)
 
     def _sum(self, sums: Array, target: Array) -> tuple[Array, Array]:
         """Denominators and target logits, summed over blocks and ranks; the target rides with the first block."""

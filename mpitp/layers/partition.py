@@ -29,19 +29,19 @@ class Share:
     blocks: tuple[range, ...]
 
     @property
-    def range(self) -> range:
+    def span(self) -> range:
         """The units of all blocks as one range."""
         return range(self.blocks[0].start, self.blocks[-1].stop) if self.blocks else range(0)
 
     @property
     def size(self) -> int:
         """How many units this rank holds."""
-        return len(self.range)
+        return len(self.span)
 
     @property
     def local_blocks(self) -> tuple[range, ...]:
         """The blocks, counted from the rank's own first unit."""
-        first = self.range.start
+        first = self.span.start
         return tuple(range(block.start - first, block.stop - first) for block in self.blocks)
 
     def scaled(self, factor: int) -> Share:
@@ -75,17 +75,17 @@ class HeadShare:
 
     def kv_index(self, local_query_head: int) -> int:
         """Which local KV head the local query head uses."""
-        return (self.query.range.start + local_query_head) // self.group_size - self.kv.start
+        return (self.query.span.start + local_query_head) // self.group_size - self.kv.start
 
 
 def share_heads(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
     """Rank's heads. `heads` must be a multiple of `kv_heads`; any number of ranks works, some may hold no head."""
     group_size = heads // kv_heads
     shares = [share_of(heads, r, ranks, num_blocks) for r in range(ranks)]
-    held = [_groups_of(share.range, group_size) for share in shares]
+    held = [_groups_of(share.span, group_size) for share in shares]
     shared = tuple(g for g in range(kv_heads) if sum(g in kv for kv in held) > 1)
     query, kv = shares[rank], held[rank]
-    owned = [g for g in kv if g * group_size in query.range]
+    owned = [g for g in kv if g * group_size in query.span]
     kv_owned = range(owned[0], owned[-1] + 1) if owned else range(kv.start, kv.start)
     return HeadShare(query, kv, kv_owned, shared, group_size)
 

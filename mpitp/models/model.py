@@ -85,7 +85,7 @@ class CausalLM:
         for block, block_ctx in zip(reversed(self.blocks), reversed(ctx.blocks), strict=True):
             dx = block.backward(dx, block_ctx)
         dx = self.embedding_dropout.backward(dx, ctx.seqs)
-        if self.positions is not None:
+        if self.positions is not None and ctx.positions is not None:
             self.positions.backward(dx, ctx.positions)
         self.embedding.backward(dx, ctx.embedding)
 

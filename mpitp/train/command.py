@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.comm.start import start_job
     from mpitp.train.run import train
 
-    world, device = start_job(config.train.device)
+    world, device = start_job(config.train.device, invariant=config.train.invariant)
     result = train(config, world, device)
     if world.rank == 0:
         held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"

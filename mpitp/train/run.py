@@ -84,7 +84,7 @@ class TrainLoop:
         seconds = time.perf_counter() - started
         every, last = self.config.train.eval_every, step == self.config.train.steps
         is_due = bool(self._held_out) and (last or (every and step % every == 0))
-        record = {
+        record: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,

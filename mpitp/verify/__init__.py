@@ -1,0 +1,1 @@
+"""Checks a layout against the one-rank model, layer by layer."""

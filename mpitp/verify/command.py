@@ -1,0 +1,114 @@
+"""`mpitp verify`: is this layout's arithmetic the one-rank model's?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from mpitp.errors import NumericError, UsageError
+
+if TYPE_CHECKING:
+    from mpitp.verify.source import SourceArguments
+
+_DESCRIPTION = """\
+Run one forward and backward pass in the layout at hand and in the one-rank model, with the same weights and the same
+batch, and compare layer by layer: outputs, gradients of activations, every parameter's gradient, the gradient norm and,
+with --steps, the weights after optimizer steps. What is claimed to be equal on several ranks is compared to the bit.
+The table's order is the order of computation, so its first failure is where to look. Exit code 5 on a difference."""
+
+_EPILOG = """\
+examples:
+  mpitp launch -n 3 -- verify --model models/smollm2-135m
+  mpitp launch -n 2 -- verify --config run.toml --dtype float64 --steps 3 --finite-differences 20
+  mpitp launch -n 4 -- verify --model DIR --invariant        must be equal to the last bit
+  mpitp launch -n 4 -- verify --model DIR --layers 0:4       when the model doesn't fit twice
+
+float64 tells rounding (1e-15) from mistakes most sharply; in float32 rounding reaches about 1e-5."""
+
+_TOLERANCES = {"float64": 1e-9, "float32": 2e-3}
+_FLOORS = {"float64": 1e-7, "float32": 1e-4}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mpitp verify`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", metavar="DIR", help="a Hugging Face directory; the batch is random tokens")
+    source.add_argument("--config", metavar="RUN.TOML", help="a run file; the batch is its first one")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the run file")
+    parser.add_argument("--layers", metavar="A:B", help="only the blocks A to B-1")
+    parser.add_argument("--batch", type=int, default=2, metavar="N", help="sequences (with --model); default 2")
+    parser.add_argument("--seq", type=int, default=16, metavar="N", help="tokens a sequence (with --model); default 16")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random batch (with --model)")
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="also take N AdamW steps, compare the weights"
+    )
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="to compute in")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="relative to an array's largest magnitude")
+    parser.add_argument("--finite-differences", type=int, default=0, metavar="K", help="check K gradients numerically")
+    parser.add_argument("--invariant", action="store_true", help="invariant mode: nothing may differ by a single bit")
+    parser.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
+    parser.add_argument("--failures-only", action="store_true", help="leave the lines that are equal out of the table")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify; every rank runs this, rank 0 reports."""
+    _check(args)
+    from mpitp.backend.threads import limit_blas_threads
+    from mpitp.comm.start import start_job
+    from mpitp.verify import report as reports
+    from mpitp.verify.compare import Tolerance
+    from mpitp.verify.run import Settings, finite_differences, verify
+    from mpitp.verify.source import available_bytes, check_memory, source_of
+
+    group, device = start_job(args.device)
+    source, batch = source_of(_source_arguments(args), device)
+    if source.invariant_blocks:  # it may be the run file that asks for it
+        limit_blas_threads(1)
+    check_memory(source, group.size, args.steps, group.broadcast_object(available_bytes()))
+    relative = 0.0 if source.invariant_blocks else _TOLERANCES[args.dtype]
+    tolerance = Tolerance(relative if args.tolerance is None else args.tolerance, _FLOORS[args.dtype])
+    report = verify(group, source.make, batch, Settings(tolerance, args.steps))
+    checks = finite_differences(source.make(group), batch, args.finite_differences) if args.finite_differences else []
+    ok = group.broadcast_object(report.ok and all(check.ok for check in checks))
+    if group.rank == 0:
+        if args.json:
+            print(json.dumps(reports.as_dict(report, checks, group.size)))
+        else:
+            print(reports.table(report, failures_only=args.failures_only))
+            if checks:
+                print("\n" + reports.differences_table(checks))
+            print("\n" + reports.summary(report, group.size), flush=True)
+    return 0 if ok else NumericError.exit_code
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("steps", "finite_differences", "invariant_blocks"):
+        if getattr(args, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 0, got {getattr(args, name)}")
+    if args.finite_differences and args.dtype != "float64":
+        raise UsageError("--finite-differences needs --dtype float64: in float32 the differences drown in rounding")
+    if args.tolerance is not None and not 0 <= args.tolerance < float("inf"):
+        raise UsageError(f"--tolerance must be a number of at least 0, got {args.tolerance}")
+    if args.set and args.config is None:
+        raise UsageError("--set replaces keys of a run file; it goes with --config")
+
+
+def _source_arguments(args: argparse.Namespace) -> SourceArguments:
+    from mpitp.verify.source import SourceArguments
+
+    return SourceArguments(
+        model=args.model,
+        run_file=args.config,
+        overrides=tuple(args.set),
+        layers=args.layers,
+        batch=args.batch,
+        seq=args.seq,
+        seed=args.seed,
+        dtype=args.dtype,
+        invariant=args.invariant,
+        invariant_blocks=args.invariant_blocks,
+    )
