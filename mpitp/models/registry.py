@@ -100,6 +100,5 @@ def _parts(config: DecoderConfig, build: Builder) -> ModelParts:
         head=ColumnParallelLinear(head_weight, None, CopyToTP(layout.summation), vocab.local_blocks),
         loss=VocabParallelCrossEntropy(vocab, layout.group, layout.summation),
         pieces=kind.hf_pieces(config),
-        # A tied head is the embedding; some files store it a second time all the same.
-        ignorable_tensors=kind.ignorable_tensors + (("lm_head.weight",) if config.tied else ()),
+        ignorable_tensors=kind.ignorable_tensors,
     )
