@@ -19,12 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpitp.backend.arrays import array_module
 
 Array = Any
 DropoutMask = Callable[[int, int, int, int], Array]  # (head, row_start, row_stop, cols) -> mask [rows, cols]
 
-TILE_ROWS = 128
+TILE_ROWS = 64  # the scores of a tile stay in the cache up to about 1000 keys
+DEVICE_TILE_ROWS = 1024  # on a GPU few large products are better
 
 
 def attention_reference(q: Array, k: Array, v: Array, kv_index: Sequence[int], scale: float) -> Array:
@@ -54,22 +57,25 @@ def attention_forward(
     Inputs and `out` may be strided views; `out` must not overlap the inputs.
     """
     xp = array_module(q)
-    s, heads, _ = q.shape
-    u = k.shape[0]
-    o = xp.empty(q.shape, dtype=q.dtype) if out is None else out
+    s, heads, d = q.shape
+    tiles = Tiles(xp, s, k.shape[0], q.dtype)
+    out = xp.empty(q.shape, dtype=q.dtype) if out is None else out
     lse = xp.empty((heads, s), dtype=q.dtype)
+    o_head, row_max, total = (xp.empty((s, width), dtype=q.dtype) for width in (d, 1, 1))
     for head, kv in enumerate(kv_index):
-        for rows, cols in _tiles(s, u):
-            scores = _scores(xp, q[rows, head] * scale, k[:cols, kv])
-            row_max = scores.max(axis=1)
-            scores -= row_max[:, None]
-            e = xp.exp(scores, out=scores)
-            total = e.sum(axis=1)
-            lse[head, rows] = row_max + xp.log(total)
+        q_head, k_head, v_head = q[:, head] * scale, k[:, kv], v[:, kv]
+        for rows, cols in tiles:
+            e = tiles.scores(q_head[rows], k_head[:cols])
+            row_max[rows] = e.max(axis=1, keepdims=True)
+            e -= row_max[rows]
+            xp.exp(e, out=e)
+            xp.matmul(e, tiles.ones[:cols], out=total[rows])  # a sum of rows, twice as fast
             if dropout is not None:
                 e *= dropout(head, rows.start, rows.stop, cols)
-            o[rows, head] = xp.matmul(e, v[:cols, kv]) / total[:, None]
-    return o, lse
+            xp.matmul(e, v_head[:cols], out=o_head[rows])
+        xp.divide(o_head, total, out=out[:, head])
+        lse[head] = (row_max + xp.log(total))[:, 0]
+    return out, lse
 
 
 def attention_backward(
@@ -94,45 +100,57 @@ def attention_backward(
     `dv` name arrays to write to (strided views too).
     """
     xp = array_module(q)
-    (s, heads, d), u = q.shape, k.shape[0]
+    (s, _, d), u = q.shape, k.shape[0]
+    tiles = Tiles(xp, s, u, q.dtype)
     dq = xp.empty(q.shape, dtype=q.dtype) if dq is None else dq
     dk = xp.empty((u, num_grads, d), dtype=q.dtype) if dk is None else dk
     dv = xp.empty((u, num_grads, d), dtype=q.dtype) if dv is None else dv
     dk[...] = 0
     dv[...] = 0
+    dq_head, dk_head, dv_head = (xp.empty((rows, d), dtype=q.dtype) for rows in (s, u, u))
     for head, (kv, slot) in enumerate(zip(kv_index, grad_index, strict=True)):
-        dk_head, dv_head = xp.zeros((u, d), dtype=q.dtype), xp.zeros((u, d), dtype=q.dtype)
-        for rows, cols in _tiles(s, u):
-            q_rows, do_rows = q[rows, head] * scale, do[rows, head]
-            p = _scores(xp, q_rows, k[:cols, kv])
+        q_head, k_head, v_head, do_head = q[:, head] * scale, k[:, kv], v[:, kv], do[:, head]
+        row_dots = xp.einsum("sd,sd->s", do_head, o[:, head])[:, None]  # D
+        dk_head[...] = 0
+        dv_head[...] = 0
+        for rows, cols in tiles:
+            p = tiles.scores(q_head[rows], k_head[:cols])
             p -= lse[head, rows, None]
             xp.exp(p, out=p)
-            ds = xp.matmul(do_rows, v[:cols, kv].T)
-            if dropout is None:
-                dv_head[:cols] += xp.matmul(p.T, do_rows)
-            else:
+            dp = xp.matmul(do_head[rows], v_head[:cols].T)
+            if dropout is not None:
                 mask = dropout(head, rows.start, rows.stop, cols)
-                dv_head[:cols] += xp.matmul((p * mask).T, do_rows)
-                ds *= mask
-            ds -= (do_rows * o[rows, head]).sum(axis=1)[:, None]
-            ds *= p
-            dq[rows, head] = xp.matmul(ds, k[:cols, kv]) * scale
-            dk_head[:cols] += xp.matmul(ds.T, q_rows)
+                dp *= mask
+            dp -= row_dots[rows]
+            dp *= p  # now dS
+            if dropout is not None:
+                p *= mask
+            dv_head[:cols] += xp.matmul(p.T, do_head[rows])
+            dk_head[:cols] += xp.matmul(dp.T, q_head[rows])
+            xp.matmul(dp, k_head[:cols], out=dq_head[rows])
+        xp.multiply(dq_head, scale, out=dq[:, head])
         dk[:, slot] += dk_head
         dv[:, slot] += dv_head
     return dq, dk, dv
 
 
-def _tiles(s: int, u: int) -> Iterator[tuple[slice, int]]:
-    """Query rows of a tile, and how many keys they may see (the last row sees all of these)."""
-    for start in range(0, s, TILE_ROWS):
-        stop = min(start + TILE_ROWS, s)
-        yield slice(start, stop), u - s + stop
+class Tiles:
+    """The tiles of one sequence: pairs of query rows and the number of keys that the last of these rows sees."""
 
+    def __init__(self, xp: Any, s: int, u: int, dtype: Any) -> None:
+        self.xp = xp
+        size = max(1, min(s, TILE_ROWS if xp is np else DEVICE_TILE_ROWS))
+        self.tiles = [(slice(i, min(i + size, s)), u - s + min(i + size, s)) for i in range(0, s, size)]
+        self.ones = xp.ones((u, 1), dtype=dtype)
+        self.after = xp.triu(xp.full((size, size), -xp.inf, dtype=dtype), 1)  # -inf where the key is after the query
 
-def _scores(xp: Any, q_rows: Array, k_cols: Array) -> Array:
-    """q k^T [rows, cols] with -inf where a key lies after the query; the last row sees every key."""
-    scores = xp.matmul(q_rows, k_cols.T)
-    rows, cols = scores.shape
-    scores[:, cols - rows :] += xp.triu(xp.full((rows, rows), -xp.inf, dtype=scores.dtype), 1)
-    return scores
+    def __iter__(self) -> Iterator[tuple[slice, int]]:
+        return iter(self.tiles)
+
+    def scores(self, q_rows: Array, k_cols: Array) -> Array:
+        """q k^T [rows, cols], -inf where a key lies after the query."""
+        scores = self.xp.matmul(q_rows, k_cols.T)
+        rows, cols = scores.shape
+        if rows > 1:
+            scores[:, cols - rows :] += self.after[:rows, :rows]
+        return scores

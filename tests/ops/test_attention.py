@@ -20,6 +20,11 @@ def on(xp, arrays):
     return [from_host(x.copy(), xp) for x in arrays]
 
 
+def set_tile_rows(monkeypatch, rows):
+    monkeypatch.setattr(attention, "TILE_ROWS", rows)
+    monkeypatch.setattr(attention, "DEVICE_TILE_ROWS", rows)
+
+
 def gradients(kv_index, num_grads, dropout=None):
     def backward(do, q, k, v):
         o, lse = attention_forward(q, k, v, kv_index, SCALE, dropout=dropout)
@@ -32,7 +37,7 @@ def gradients(kv_index, num_grads, dropout=None):
 @pytest.mark.parametrize("kv_index", [[0, 1, 2], [0, 0, 1], [0, 0, 0]])
 @pytest.mark.parametrize("tile_rows", [3, 128])
 def test_gradients(xp, rng, monkeypatch, s, u, kv_index, tile_rows):
-    monkeypatch.setattr(attention, "TILE_ROWS", tile_rows)
+    set_tile_rows(monkeypatch, tile_rows)
     kv_heads = max(kv_index) + 1
     check_gradients(
         lambda q, k, v: attention_forward(q, k, v, kv_index, SCALE)[0],
@@ -44,7 +49,7 @@ def test_gradients(xp, rng, monkeypatch, s, u, kv_index, tile_rows):
 
 @pytest.mark.parametrize("tile_rows", [3, 128])
 def test_gradients_with_dropout(xp, rng, monkeypatch, tile_rows):
-    monkeypatch.setattr(attention, "TILE_ROWS", tile_rows)
+    set_tile_rows(monkeypatch, tile_rows)
     masks = (rng.random((3, 8, 9)) < 0.6) / 0.6
 
     def dropout(head, row_start, row_stop, cols):
@@ -74,7 +79,7 @@ def test_gradients_with_dropout(xp, rng, monkeypatch, tile_rows):
 @pytest.mark.parametrize(("s", "u"), [(1, 40), (40, 40), (33, 40)])
 @pytest.mark.parametrize("tile_rows", [7, 16, 128])
 def test_equals_the_plain_expression_on_views_of_a_fused_array(xp, rng, monkeypatch, dtype, s, u, tile_rows):
-    monkeypatch.setattr(attention, "TILE_ROWS", tile_rows)
+    set_tile_rows(monkeypatch, tile_rows)
     heads, kv_heads, d = 4, 2, 8
     kv_index = [0, 0, 1, 1]
     host = rng.standard_normal((u, (heads + 2 * kv_heads) * d)).astype(dtype)
