@@ -7,6 +7,7 @@ unless rounding is what the check is about.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import md5
 from typing import Any
 
 import ml_dtypes
@@ -101,9 +102,9 @@ def check_16_bit_sums_are_rounded_once(group: Group, xp: Any) -> None:
 
 @check
 def check_results_are_equal_on_all_ranks(group: Group, xp: Any) -> None:
-    x = np.random.default_rng(group.rank).standard_normal(1001).astype("f4")
+    x = np.random.default_rng(group.rank).standard_normal(101).astype("f4")
     for result in (group.all_reduce(from_host(x, xp)), group.all_reduce_in_order([from_host(x, xp)], from_host(x, xp))):
-        assert len({to_host(result).tobytes()} | set(group.all_gather_objects(to_host(result).tobytes()))) == 1
+        assert len(set(group.all_gather_objects(md5(to_host(result).tobytes()).digest()))) == 1
 
 
 @check
@@ -227,8 +228,8 @@ def check_broadcast(group: Group, xp: Any) -> None:
 
 @check
 def check_objects(group: Group, xp: Any) -> None:
-    own = {"rank": group.rank, "text": "é" * (group.rank * 5000)}
-    everyone = [{"rank": rank, "text": "é" * (rank * 5000)} for rank in range(group.size)]
+    own = {"rank": group.rank, "text": "é" * (group.rank * 20)}
+    everyone = [{"rank": rank, "text": "é" * (rank * 20)} for rank in range(group.size)]
     assert group.all_gather_objects(own) == everyone
     for root in range(group.size):
         assert group.broadcast_object(own if group.rank == root else None, root) == everyone[root]

@@ -6,6 +6,7 @@ collective of this one. Here any failure, on any rank, is printed in full with i
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -64,3 +65,4 @@ def _end_job(config: pytest.Config, headline: str, details: str) -> None:
         size = mpi.COMM_WORLD.Get_size()
         print(f"\n{details}\n\nrank {rank} of {size}: {headline}; ending the job", file=sys.stderr, flush=True)
         mpi.COMM_WORLD.Abort(1)
+        os._exit(1)  # MPICH returns from Abort
