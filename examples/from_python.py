@@ -12,7 +12,8 @@ import numpy as np
 from mpitp.checkpoint import load_model
 from mpitp.comm import make_mesh, world_group
 from mpitp.data.tokenizer import load_tokenizer
-from mpitp.infer import Sampling, generate
+from mpitp.infer.generate import generate
+from mpitp.infer.sampling import Sampling
 from mpitp.models import Batch
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep

@@ -1,6 +1,4 @@
-"""Generation: KV cache, sampling decided on one rank, batches of unequal prompts."""
+"""Generation: KV cache, sampling decided on one rank, batches of unequal prompts.
 
-from mpitp.infer.generate import Completion, generate
-from mpitp.infer.sampling import Sampling
-
-__all__ = ["Completion", "Sampling", "generate"]
+Nothing is imported here, so that `mpitp generate --help` needs no NumPy.
+"""
