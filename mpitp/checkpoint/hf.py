@@ -26,7 +26,7 @@ from mpitp.checkpoint.safetensors_file import (
     create_file,
     plan_file,
 )
-from mpitp.checkpoint.together import raise_together
+from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.comm.group import Group
 from mpitp.errors import FileError, UsageError
 from mpitp.files import discard, make_staging, publish, read_json, write_file, write_json
@@ -35,6 +35,7 @@ from mpitp.models.names import HfPiece
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODEL = "model"  # the word that the weights' files begin with
 MAX_SHARD_BYTES = 50_000_000_000
 # what a model directory may hold and still be replaced when overwriting is asked
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja")
@@ -42,6 +43,7 @@ FIRST_FEW = 5
 COPY_ROWS = 1024
 
 Shape = tuple[int, ...]
+Shards = dict[str, dict[str, tuple[str, Shape]]]  # file: {tensor: (stored dtype, shape)}
 
 
 class NamedModel(Protocol):
@@ -71,15 +73,16 @@ def read_generation_config(directory: str | Path) -> dict[str, Any]:
 class HfWeights:
     """The tensors of a Hugging Face directory, by name, whichever file they are in. Opening reads headers only."""
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, stem: str = MODEL) -> None:
         self.directory = _existing_directory(directory)
+        self.index = f"{stem}.safetensors.index.json"
         self._files: list[SafetensorsFile] = []
         self._file_of: dict[str, SafetensorsFile] = {}
         self._stored_name: dict[str, str] = {}
         try:
-            if (self.directory / WEIGHTS).is_file():
-                self._add_file(WEIGHTS)
-            elif (self.directory / INDEX).is_file():
+            if (self.directory / f"{stem}.safetensors").is_file():
+                self._add_file(f"{stem}.safetensors")
+            elif (self.directory / self.index).is_file():
                 self._add_indexed()
             else:
                 raise FileError(_no_weights_message(self.directory))
@@ -151,7 +154,7 @@ class HfWeights:
             self._file_of[name], self._stored_name[name] = file, name
 
     def _add_indexed(self) -> None:
-        path = self.directory / INDEX
+        path = self.directory / self.index
         weight_map = read_json(path).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise FileError(f"{path} must map tensor names to file names under weight_map")
@@ -161,8 +164,8 @@ class HfWeights:
         missing = [file for file in files if not (self.directory / file).is_file()]
         if missing:
             raise FileError(
-                f"{self.directory} is an incomplete download: {len(missing)} of the {len(files)} files that {INDEX} "
-                f"names are missing: {_first_few(missing)}"
+                f"{self.directory} is an incomplete download: {len(missing)} of the {len(files)} files that "
+                f"{self.index} names are missing: {_first_few(missing)}"
             )
         for file in files:
             self._add_file(file)
@@ -173,8 +176,8 @@ class HfWeights:
         ]
         if absent:
             raise FileError(
-                f"{self.directory} is an incomplete download: {len(absent)} tensors aren't in the files that {INDEX} "
-                f"names for them: {_first_few(absent)}"
+                f"{self.directory} is an incomplete download: {len(absent)} tensors aren't in the files that "
+                f"{self.index} names for them: {_first_few(absent)}"
             )
 
 
@@ -196,13 +199,15 @@ def load_params(
     directory: str | Path,
     ignorable: Sequence[str] = (),
     copies: Mapping[str, str] | None = None,
+    stem: str = MODEL,
 ) -> None:
     """Fill the model's parameters from a Hugging Face directory; each rank reads only the rows it holds.
 
     Names and shapes are checked first. Values are converted to each parameter's dtype. copies: tensors that may be
-    stored although they are another one's equal (a tied head); one that differs is a FileError.
+    stored although they are another one's equal (a tied head); one that differs is a FileError. stem: the word that
+    the files' names begin with.
     """
-    with HfWeights(directory) as weights:
+    with HfWeights(directory, stem) as weights:
         expected = expected_tensors(model)
         weights.align_names(expected)
         stored_copies = {copy: of for copy, of in (copies or {}).items() if copy in weights.shapes()}
@@ -235,21 +240,21 @@ def save_model(
     """
     if save_dtype not in STORED_NAMES:
         raise UsageError(f"save_dtype={save_dtype!r}: expected one of {', '.join(STORED_NAMES)}")
-    shapes = _all_expected(model, group)
+    shapes = all_expected(model, group)
     shards = plan_shards(shapes, STORED_NAMES[save_dtype], max_shard_bytes)
     target = Path(directory)
-    documents = {"config.json": _with_dtype(config, save_dtype), "generation_config.json": generation_config}
-    staging = _on_first_rank(group, lambda: _prepare(target, shards, documents, extra_files or {}, overwrite))
+    documents = {"config.json": with_dtype(config, save_dtype), "generation_config.json": generation_config}
+    staging = on_first_rank(group, lambda: _prepare(target, shards, documents, extra_files or {}, overwrite))
     try:
-        _together(group, lambda: _write_owned(model, staging, shards))
-        _on_first_rank(group, lambda: publish(staging, target))
+        together(group, lambda: write_owned(model, staging, shards))
+        on_first_rank(group, lambda: publish(staging, target))
     except BaseException:
         if group.rank == 0:
             discard(staging)
         raise
 
 
-def plan_shards(shapes: Mapping[str, Shape], dtype: str, max_bytes: int) -> dict[str, dict[str, tuple[str, Shape]]]:
+def plan_shards(shapes: Mapping[str, Shape], dtype: str, max_bytes: int = MAX_SHARD_BYTES, stem: str = MODEL) -> Shards:
     """Deal tensors, in the order of their names, to files of at most `max_bytes`: {file: {tensor: (dtype, shape)}}."""
     shards: list[dict[str, tuple[str, Shape]]] = [{}]
     filled = 0
@@ -261,8 +266,8 @@ def plan_shards(shapes: Mapping[str, Shape], dtype: str, max_bytes: int) -> dict
         shards[-1][name] = (dtype, shapes[name])
         filled += size
     if len(shards) == 1:
-        return {WEIGHTS: shards[0]}
-    return {f"model-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
 
 
 def _pieces(model: NamedModel) -> Iterator[tuple[Param, Part, slice, HfPiece]]:
@@ -301,7 +306,7 @@ def _check_copy(weights: HfWeights, param: Param, part: Part, piece: HfPiece, ro
             )
 
 
-def _all_expected(model: NamedModel, group: Group) -> dict[str, Shape]:
+def all_expected(model: NamedModel, group: Group) -> dict[str, Shape]:
     """The tensors of all ranks together; every element of each must be owned by exactly one rank."""
     shapes: dict[str, Shape] = {}
     owned: dict[str, int] = {}
@@ -341,25 +346,26 @@ def _prepare(
         for name, tensors in shards.items():
             create_file(staging / name, plan_file(tensors))
         if len(shards) > 1:
-            write_json(staging / INDEX, _index_of(shards))
+            write_json(staging / INDEX, index_of(shards))
     except BaseException:
         discard(staging)
         raise
     return staging
 
 
-def _with_dtype(config: Mapping[str, Any], save_dtype: str) -> dict[str, Any]:
+def with_dtype(config: Mapping[str, Any], save_dtype: str) -> dict[str, Any]:
     """The config with the stored dtype under the key that it uses: `dtype`, or `torch_dtype` as older files have it."""
     return {**config, "dtype" if "dtype" in config else "torch_dtype": save_dtype}
 
 
-def _index_of(shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> dict[str, Any]:
+def index_of(shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> dict[str, Any]:
+    """The content of the index of several weight files."""
     sizes = [math.prod(shape) * ELEMENT_BYTES[dtype] for shard in shards.values() for dtype, shape in shard.values()]
     weight_map = {name: file for file, shard in shards.items() for name in shard}
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
 
 
-def _write_owned(model: NamedModel, staging: Path, shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> None:
+def write_owned(model: NamedModel, staging: Path, shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> None:
     """Write the rows that this rank owns of every parameter."""
     table = model.hf_pieces()
     for file, tensors in shards.items():
@@ -380,23 +386,6 @@ def _write_piece(writer: SafetensorsWriter, param: Param, part: Part, piece: HfP
         writer.write(piece.tensor, host.T, host.ndim - 1 - dim, start)
     else:
         writer.write(piece.tensor, host, dim, start)
-
-
-def _together(group: Group, action: Any) -> Any:
-    """Run `action` on every rank; an error on any rank is raised on all."""
-    result, error = None, None
-    try:
-        result = action()
-    except Exception as caught:
-        error = caught
-    raise_together(group, error)
-    return result
-
-
-def _on_first_rank(group: Group, action: Any) -> Any:
-    """Run `action` on the first rank and give its result to all; an error there is raised on all."""
-    result = _together(group, action if group.rank == 0 else lambda: None)
-    return group.broadcast_object(result)
 
 
 def _existing_directory(directory: str | Path) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from mpitp.comm.group import Group
 from mpitp.errors import MpitpError
 
@@ -19,3 +22,20 @@ def raise_together(group: Group, error: Exception | None) -> None:
             if error is not None and (is_bug or rank == group.rank):
                 raise error
             raise first
+
+
+def together(group: Group, action: Callable[[], Any]) -> Any:
+    """Run `action` on every rank; an error on any rank is raised on all."""
+    result, error = None, None
+    try:
+        result = action()
+    except Exception as caught:
+        error = caught
+    raise_together(group, error)
+    return result
+
+
+def on_first_rank(group: Group, action: Callable[[], Any]) -> Any:
+    """Run `action` on the first rank and give its result to all; an error there is raised on all."""
+    result = together(group, action if group.rank == 0 else lambda: None)
+    return group.broadcast_object(result)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpitp.backend.device import Device
 from mpitp.checkpoint.hf import read_generation_config, save_model
-from mpitp.checkpoint.together import raise_together
+from mpitp.checkpoint.together import together
 from mpitp.comm.group import Group
 from mpitp.config import RunConfig
-from mpitp.errors import FileError, MpitpError
+from mpitp.errors import FileError
 from mpitp.files import os_failure
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
@@ -50,10 +49,10 @@ def train(config: RunConfig, world: Group, device: Device) -> RunResult:
 
     Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite.
     """
-    data = _together(world, lambda: open_data(config))
-    decoder = _together(world, lambda: model_config(config, data))
+    data = together(world, lambda: open_data(config))
+    decoder = together(world, lambda: model_config(config, data))
     model = make_model(config, decoder, world, device)
-    _together(world, lambda: _prepare_directory(config) if world.rank == 0 else None)
+    together(world, lambda: _prepare_directory(config) if world.rank == 0 else None)
     with Metrics(_metrics_path(config) if world.rank == 0 else None, config.train.steps) as metrics:
         loop = TrainLoop(config, decoder, data, model, metrics)
         losses = [loop.step(step).loss for step in range(1, config.train.steps + 1)]
@@ -150,14 +149,3 @@ def _prepare_directory(config: RunConfig) -> None:
         (directory / METRICS).touch()
     except OSError as error:
         raise os_failure("write to", directory, error) from error
-
-
-def _together(group: Group, action: Callable[[], Any]) -> Any:
-    """The action's result; if it fails on any rank, the same error on all."""
-    result, error = None, None
-    try:
-        result = action()
-    except MpitpError as failure:
-        error = failure
-    raise_together(group, error)
-    return result
