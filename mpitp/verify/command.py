@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             print(reports.table(report, failures_only=args.failures_only))
             if checks:
                 print("\n" + reports.differences_table(checks))
-            print("\n" + reports.summary(report, group.size), flush=True)
+            print("\n" + reports.summary(report, checks, group.size), flush=True)
     return 0 if ok else NumericError.exit_code
 
 

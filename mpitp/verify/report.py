@@ -7,19 +7,28 @@ from typing import Any
 from mpitp.verify.compare import Row
 from mpitp.verify.run import FiniteDifference, Report
 
+# Kinds of rows in the order in which they are computed: what a row shows, and where it is the first that differs.
 _KINDS = {
+    "start": "weights at the start",
     "y": "output",
     "dx": "gradient of the input",
-    "dy": "gradient of the output",
     "grad": "parameter gradient",
-    "weight": "updated weights",
     "value": "value",
+    "update": "change of the weights",
+}
+_ORDERS = {
+    "start": "weights at the start",
+    "y": "forward order",
+    "dx": "backward order",
+    "grad": "parameter gradients",
+    "value": "values",
+    "update": "changes of weights",
 }
 
 
 def table(report: Report, *, failures_only: bool = False) -> str:
-    """A line for each row, aligned, in the order of computation."""
-    rows = [row for row in report.rows if not (failures_only and row.ok)]
+    """A line for each row, aligned, in the order of computation; weights at the start only where they differ."""
+    rows = [row for row in report.rows if not (row.ok and (failures_only or row.kind == "start"))]
     cells = [("name", "what", "shape", "largest abs", "relative", "verdict")]
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "-"
@@ -33,25 +42,22 @@ def table(report: Report, *, failures_only: bool = False) -> str:
     )
 
 
-def summary(report: Report, ranks: int) -> str:
+def summary(report: Report, checks: list[FiniteDifference], ranks: int) -> str:
     """What it comes to, and where to look first."""
     failed = [row for row in report.rows if not row.ok]
     worst = max(report.rows, key=lambda row: row.largest_rel)
-    if not failed:
-        return (
-            f"equal: {len(report.rows)} comparisons of {ranks} ranks with the one-rank model; "
-            f"largest relative difference {worst.largest_rel:.2e} ({worst.name}, {_KINDS[worst.kind]})"
-        )
-    lines = [f"DIFFERENT: {len(failed)} of {len(report.rows)} comparisons failed"]
-    for label, first in (
-        ("first in forward order", report.first_forward),
-        ("first in backward order", report.first_backward),
-        ("first parameter gradient", report.first(("grad",))),
-        ("first value", report.first(("value",))),
-        ("first updated weights", report.first(("weight",))),
-    ):
-        if first is not None:
-            lines.append(f"  {label}: {first.name} ({_KINDS[first.kind]}; {_verdict(first)})")
+    lines = [
+        f"equal: {len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with the one-rank model; "
+        f"largest relative difference {worst.largest_rel:.2e} ({worst.name}, {_KINDS[worst.kind]})"
+    ]
+    if failed:
+        lines = [f"DIFFERENT: {len(failed)} of {len(report.rows)} comparisons failed"]
+    for kind, order in _ORDERS.items():
+        if (row := report.first(kind)) is not None:
+            lines.append(f"  first in {order}: {row.name} ({_KINDS[kind]}; {_verdict(row)})")
+    wrong = [check.name for check in checks if not check.ok]
+    if wrong:
+        lines.append(f"WRONG: {len(wrong)} of {len(checks)} finite differences, the first in {wrong[0]}")
     return "\n".join(lines)
 
 
@@ -67,13 +73,11 @@ def differences_table(checks: list[FiniteDifference]) -> str:
 
 def as_dict(report: Report, checks: list[FiniteDifference], ranks: int) -> dict[str, Any]:
     """For JSON."""
-    ok = report.ok and all(check.ok for check in checks)
-    first_forward, first_backward = report.first_forward, report.first_backward
+    firsts = {order.replace(" ", "_"): report.first(kind) for kind, order in _ORDERS.items()}
     return {
-        "ok": ok,
+        "ok": report.ok and all(check.ok for check in checks),
         "ranks": ranks,
-        "first_forward": first_forward.name if first_forward else None,
-        "first_backward": first_backward.name if first_backward else None,
+        "first_in": {order: row.name if row is not None else None for order, row in firsts.items()},
         "rows": [row.as_dict() for row in report.rows],
         "finite_differences": [check.as_dict() for check in checks],
     }
@@ -82,4 +86,4 @@ def as_dict(report: Report, checks: list[FiniteDifference], ranks: int) -> dict[
 def _verdict(row: Row) -> str:
     if row.ok:
         return "ok"
-    return "REPLICAS DIFFER" if row.replicas else "DIFFERENT"
+    return f"REPLICAS DIFFER by {row.replicas:.2e}" if row.replicas else "DIFFERENT"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mpitp.backend.arrays import array_module
 from mpitp.backend.device import Device
+from mpitp.backend.rng import normal_rows, stream_key
 from mpitp.checkpoint.hf import load_params
 from mpitp.checkpoint.load import load_config, load_model
 from mpitp.comm.group import Group
@@ -42,7 +44,9 @@ class Source:
         config, blocks = self.config, self.invariant_blocks
         if self.directory is None:
             cut = config if self.layers is None else dataclasses.replace(config, num_layers=len(self.layers))
-            return new_model(cut, group, seed=self.seed, dtype=self.dtype, device=self.device, invariant_blocks=blocks)
+            model = new_model(cut, group, seed=self.seed, dtype=self.dtype, device=self.device, invariant_blocks=blocks)
+            shake(model, self.seed)
+            return model
         if self.layers is None:
             return load_model(
                 self.directory, group, dtype=self.dtype, device=self.device, invariant_blocks=blocks, config=config
@@ -113,6 +117,21 @@ def random_batch(config: DecoderConfig, batch: int, seq: int, seed: int) -> Batc
     return Batch.of_rows(tokens[:, :-1], tokens[:, 1:], state)
 
 
+def shake(model: CausalLM, seed: int) -> None:
+    """Add a little to what a fresh model begins with as zeros or ones, the same in every layout.
+
+    A bias that is zero hides that it is added twice, a norm's weight of ones that it is another rank's.
+    """
+    for name, param in model.named_params():
+        if param.init_std:
+            continue
+        for part, rows in param.spec.local_parts():
+            key = stream_key(seed, f"verify/{name}/{part.name}")
+            shape, dim, dtype = param.spec.global_shape(part), param.spec.dim, param.data.dtype
+            noise = normal_rows(shape, dim, part.held, key, dtype, array_module(param.data))
+            param.spec.view(param.data, rows)[...] += noise * dtype.type(0.1)
+
+
 def parse_layers(text: str | None, num_layers: int) -> range | None:
     """Blocks 0 to 3 for "0:4"; either side may be left out."""
     if text is None:
@@ -128,8 +147,8 @@ def parse_layers(text: str | None, num_layers: int) -> range | None:
 
 
 def needed_bytes(source: Source, ranks: int, steps: int) -> int:
-    """Memory on rank 0: weights, gradients and their record, optimizer state; once whole and once its share."""
-    copies = 3 + (3 if steps else 0)
+    """Memory on rank 0: weights, gradients, a record of both, optimizer state and updates; whole and its share."""
+    copies = 4 + (3 if steps else 0)
     share = 1 + 1 / ranks
     return int(source.num_elements() * np.dtype(source.dtype).itemsize * copies * share)
 
