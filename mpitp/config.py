@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
+import signal
 import tomllib
 import types
 import typing
@@ -37,6 +39,29 @@ BELOW_1 = Rule(lambda x: 0 <= x < 1, "from 0 up to, but not including, 1")
 BETAS = Rule(lambda pair: all(0 <= x < 1 for x in pair), "each from 0 up to, but not including, 1")
 SEED = Rule(lambda x: 0 <= x < 2**63, "from 0 to 2^63 - 1")
 NOT_EMPTY = Rule(lambda text: bool(text.strip()), "that is not empty")
+
+
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def duration_seconds(text: str) -> float | None:
+    """Seconds of "1h50m", "90s", "2d"; None for "". Raises ValueError for anything else."""
+    if not text:
+        return None
+    if not re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
+        raise ValueError(text)
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        return duration_seconds(text) != 0
+    except ValueError:
+        return False
+
+
+DURATION = Rule(_is_duration, 'such as "1h50m" or "90s"')
+SIGNALS = Rule(lambda names: all(f"SIG{name}" in signal.Signals.__members__ for name in names), "of signals, as USR1")
 
 
 def one_of(*choices: str) -> Rule:
@@ -147,6 +172,11 @@ class TrainSection(Section):
     invariant: bool = key("the same bits for every tensor-parallel size", False)
     invariant_blocks: int = key("blocks a summed dimension is cut into when invariant (0: chosen)", 0, AT_LEAST_0)
     overwrite: bool = key("replace what an earlier run left in run_dir", False)
+    signals: tuple[str, ...] = key(
+        "signals after which the run saves, stops and exits with 75", ("USR1", "TERM"), SIGNALS
+    )
+    stop_after: str = key('save, stop and exit with 75 after e.g. "1h50m" ("": no limit)', "", DURATION)
+    watchdog: str = key("report late ranks when a collective takes this long, end at twice that", "30m", DURATION)
 
     def check(self) -> None:
         if self.global_batch_size % self.micro_batch_size:
@@ -186,8 +216,9 @@ class CheckpointSection(Section):
     """Checkpoints during the run."""
 
     section: ClassVar[str] = "checkpoint"
-    every: int = key("steps between checkpoints (0: none)", 0, AT_LEAST_0)
+    every: int = key("steps between checkpoints, one more at the end (0: none but when stopped)", 0, AT_LEAST_0)
     keep: int = key("how many checkpoints stay", 2, AT_LEAST_1)
+    background: bool = key("write checkpoints while training goes on", False)
 
 
 @dataclass(frozen=True)
@@ -353,6 +384,9 @@ def _checked(label: str, value: Any, wanted: Any, field: dataclasses.Field[Any])
 
 def _convert(value: Any, kind: Any) -> Any:
     """`value` as `kind`, or None where it isn't one. Integers count as floats; booleans are never numbers."""
+    if kind == tuple[str, ...]:
+        are_words = isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
+        return tuple(value) if are_words else None
     if typing.get_origin(kind) is tuple:
         length = len(typing.get_args(kind))
         numbers = [_convert(x, float) for x in value] if isinstance(value, list | tuple) else []
@@ -365,6 +399,8 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _type_words(kind: Any) -> str:
+    if kind == tuple[str, ...]:
+        return "a list of words"
     if typing.get_origin(kind) is tuple:
         return f"a list of {len(typing.get_args(kind))} numbers"
     words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}

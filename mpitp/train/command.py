@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from mpitp.config import key_table, load_run_config
+
+if TYPE_CHECKING:
+    from mpitp.train.run import RunResult
 
 _DESCRIPTION = """\
 Train a model as a TOML file says, from scratch or from a Hugging Face directory, on any number of ranks. A progress bar
@@ -33,6 +37,9 @@ example run file:
 examples:
   mpitp train run.toml
   mpitp launch -n 4 -- train run.toml --set train.steps=100 --set optim.lr=1e-3
+  mpitp launch -n 5 -- train run.toml --resume auto          go on after an interruption, on any number of ranks
+
+On SIGUSR1 or SIGTERM, and when its time is nearly up, a run saves a checkpoint and exits with 75.
 
 keys of the run file, with defaults:
 """
@@ -45,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one key, e.g. train.steps=100"
     )
+    parser.add_argument(
+        "--resume", metavar="auto|DIR", help="go on from a checkpoint; auto: the newest whole one, if there is one"
+    )
+    parser.add_argument(
+        "--debug-collectives", action="store_true", help="compare every collective between ranks before it runs (slow)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,8 +68,15 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.train.run import train
 
     world, device = start_job(config.train.device, invariant=config.train.invariant)
-    result = train(config, world, device)
+    result = train(config, world, device, resume=args.resume, debug_collectives=args.debug_collectives)
     if world.rank == 0:
-        held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"
-        print(f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}{held_out}; model in {result.model_directory}")
+        print(_summary(result))
     return 0
+
+
+def _summary(result: RunResult) -> str:
+    losses = "nothing left to do"
+    if result.first_loss is not None and result.last_loss is not None:
+        losses = f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
+    held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"
+    return f"{losses}{held_out}; model in {result.model_directory}"

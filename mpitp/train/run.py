@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +12,17 @@ from typing import Any
 from mpitp.backend.device import Device
 from mpitp.checkpoint.hf import read_generation_config, save_model
 from mpitp.checkpoint.together import together
+from mpitp.comm.checked import CheckedGroup
 from mpitp.comm.group import Group
-from mpitp.config import RunConfig
-from mpitp.errors import FileError
+from mpitp.comm.watchdog import Watchdog
+from mpitp.config import RunConfig, duration_seconds
+from mpitp.errors import FileError, Preempted
 from mpitp.files import os_failure
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW
+from mpitp.train.checkpoints import RunCheckpoints, truncate_metrics
+from mpitp.train.lock import RunLock
 from mpitp.train.metrics import Metrics
 from mpitp.train.setup import (
     RunData,
@@ -29,6 +35,7 @@ from mpitp.train.setup import (
     step_batches,
 )
 from mpitp.train.step import StepResult, TrainStep, evaluate
+from mpitp.train.stop import Deadline, StopSignals, agreed_reason
 
 METRICS = "metrics.jsonl"
 MODEL = "model"
@@ -38,49 +45,91 @@ MODEL = "model"
 class RunResult:
     """What a run came to. Losses are means in nats a token; `valid_loss` None: there was no held-out text."""
 
-    first_loss: float
-    last_loss: float
+    first_loss: float | None  # None: a resumed run had nothing left to do
+    last_loss: float | None
     valid_loss: float | None
     model_directory: Path
 
 
-def train(config: RunConfig, world: Group, device: Device) -> RunResult:
+def train(
+    config: RunConfig, world: Group, device: Device, *, resume: str | None = None, debug_collectives: bool = False
+) -> RunResult:
     """Run the whole run file; a collective over all ranks.
 
-    Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite.
+    `resume`: a checkpoint's directory, or "auto": the newest whole one of the run directory, if there is one.
+    `debug_collectives`: compare every collective between the ranks before it runs.
+
+    Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite, and
+    Preempted, with the state saved, when a signal or the end of the run's time has stopped it.
     """
     data = together(world, lambda: open_data(config))
     decoder = together(world, lambda: model_config(config, data))
-    model = make_model(config, decoder, world, device)
-    together(world, lambda: _prepare_directory(config) if world.rank == 0 else None)
-    with Metrics(_metrics_path(config) if world.rank == 0 else None, config.train.steps) as metrics:
-        loop = TrainLoop(config, decoder, data, model, metrics)
-        losses = [loop.step(step).loss for step in range(1, config.train.steps + 1)]
-        valid_loss = loop.held_out_loss()
-    directory = Path(config.train.run_dir) / MODEL
-    save(model, decoder, data, config, directory)
-    return RunResult(losses[0], losses[-1], valid_loss, directory)
+    directory = Path(config.train.run_dir)
+    together(world, lambda: _prepare_directory(config, resume) if world.rank == 0 else None)
+    with contextlib.ExitStack() as stack:
+        together(world, lambda: stack.enter_context(RunLock(directory)) if world.rank == 0 else None)
+        stop = stack.enter_context(StopSignals(config.train.signals))
+        group = _guarded_group(config, world, stack, debug_collectives)
+        model = make_model(config, decoder, group, device)
+        loop = TrainLoop(config, decoder, data, model, stop)
+        first = loop.begin(resume)
+        metrics_path = directory / METRICS if world.rank == 0 else None
+        loop.metrics = stack.enter_context(Metrics(metrics_path, config.train.steps, first))
+        losses = [loop.step(step).loss for step in range(first + 1, config.train.steps + 1)]
+        valid_loss = loop.end()
+        save(model, decoder, data, config, directory / MODEL)
+    return RunResult(losses[0] if losses else None, losses[-1] if losses else None, valid_loss, directory / MODEL)
 
 
 class TrainLoop:
-    """Steps of one run: batches by number, learning rate, metrics, held-out loss."""
+    """Steps of one run: batches by number, learning rate, metrics, held-out loss, checkpoints, early stops."""
 
     def __init__(
-        self, config: RunConfig, decoder: DecoderConfig, data: RunData, model: CausalLM, metrics: Metrics
+        self, config: RunConfig, decoder: DecoderConfig, data: RunData, model: CausalLM, stop: StopSignals
     ) -> None:
-        self.config, self.decoder, self.data, self.model, self.metrics = config, decoder, data, model, metrics
+        self.config, self.decoder, self.data, self.model, self.stop = config, decoder, data, model, stop
+        self.group = model.layout.group
         self.optimizer = AdamW(model.named_params(), optimizer_settings(config))
         self.train_step = TrainStep(model, self.optimizer, config.optim.clip_norm)
         self.schedule = schedule(config)
+        self.checkpoints = RunCheckpoints(config, decoder, data, self.group)
+        self.deadline = Deadline(duration_seconds(config.train.stop_after))
+        self.metrics = Metrics(None, config.train.steps)
         self._held_out = held_out_batches(config, data.valid) if data.valid is not None else []
         self._last_valid: tuple[int, float] | None = None
 
+    def begin(self, resume: str | None) -> int:
+        """Load the checkpoint to go on from; the number of steps that are done."""
+        done = 0 if resume is None else self.checkpoints.resume(resume, self.model, self.optimizer)
+        if self.group.rank == 0:
+            truncate_metrics(Path(self.config.train.run_dir) / METRICS, done)
+        return done
+
     def step(self, step: int) -> StepResult:
-        """Optimizer step `step`, its line in metrics.jsonl, and the held-out loss when it is due."""
+        """Optimizer step `step`, its line in metrics.jsonl, and what is due after it."""
         started = time.perf_counter()
         lr = self.schedule.at(step)
         result = self.train_step(step_batches(self.config, self.decoder, self.data.train, step), lr)
         seconds = time.perf_counter() - started
+        self.deadline.slowest_step = max(self.deadline.slowest_step, seconds)
+        self._log(step, result, lr, seconds)
+        self._after(step)
+        return result
+
+    def held_out_loss(self) -> float | None:
+        """Mean loss over the held-out text with the weights as they are; None without held-out text."""
+        if not self._held_out:
+            return None
+        if self._last_valid is None or self._last_valid[0] != self.optimizer.steps_done:
+            self._last_valid = (self.optimizer.steps_done, evaluate(self.model, self._held_out))
+        return self._last_valid[1]
+
+    def end(self) -> float | None:
+        """Wait for what is still being written; the final held-out loss."""
+        self.checkpoints.finish()
+        return self.held_out_loss()
+
+    def _log(self, step: int, result: StepResult, lr: float, seconds: float) -> None:
         every, last = self.config.train.eval_every, step == self.config.train.steps
         is_due = bool(self._held_out) and (last or (every and step % every == 0))
         record: dict[str, Any] = {
@@ -98,15 +147,25 @@ class TrainLoop:
         if last or is_due or step % self.config.train.log_every == 0:
             self.metrics.log(record)
         self.metrics.show(loss=f"{result.loss:.4f}", tokens_per_s=f"{record['tokens_per_second']:.0f}")
-        return result
 
-    def held_out_loss(self) -> float | None:
-        """Mean loss over the held-out text with the weights as they are; None without held-out text."""
-        if not self._held_out:
-            return None
-        if self._last_valid is None or self._last_valid[0] != self.optimizer.steps_done:
-            self._last_valid = (self.optimizer.steps_done, evaluate(self.model, self._held_out))
-        return self._last_valid[1]
+    def _after(self, step: int) -> None:
+        """Checkpoint when due; stop when asked to. All ranks agree on both."""
+        self.checkpoints.advance()
+        if self.checkpoints.is_due(step):
+            self._save(step)
+        mine = f"{self.stop.received} received" if self.stop.received else self.deadline.reason()
+        reason = agreed_reason(self.group, mine)
+        if reason is not None and step < self.config.train.steps:
+            self._save(step, wait=True)
+            raise Preempted(
+                f"stopped after step {step} ({reason}); the state is saved in {self.checkpoints.root}: "
+                "go on with the same command and --resume auto"
+            )
+
+    def _save(self, step: int, *, wait: bool = False) -> None:
+        seconds = self.checkpoints.save(step, self.model, self.optimizer, wait=wait)
+        self.deadline.slowest_save = max(self.deadline.slowest_save, seconds)
+        self.metrics.say(f"step {step}: checkpoint, {seconds:.2f} s")
 
 
 def save(model: CausalLM, decoder: DecoderConfig, data: RunData, config: RunConfig, directory: Path) -> None:
@@ -130,22 +189,31 @@ def _generation_config(decoder: DecoderConfig) -> dict[str, Any]:
     return {key: value for key, value in ids.items() if value is not None}
 
 
-def _metrics_path(config: RunConfig) -> Path:
-    return Path(config.train.run_dir) / METRICS
+def _guarded_group(config: RunConfig, world: Group, stack: contextlib.ExitStack, debug_collectives: bool) -> Group:
+    """The world behind the watchdog (and the comparison of collectives, when asked for); one rank needs neither."""
+    limit = duration_seconds(config.train.watchdog)
+    if world.size == 1:
+        return world
+    group = CheckedGroup(world) if debug_collectives else world
+    if limit is None:
+        return group
+    directory = Path(config.train.run_dir) / ".watchdog"
+    return stack.enter_context(Watchdog(directory, world.rank, world.size, limit)).watch(group, "tp")
 
 
-def _prepare_directory(config: RunConfig) -> None:
+def _prepare_directory(config: RunConfig, resume: str | None) -> None:
     """Make the run directory and see that it can be written; refuse to mix two runs."""
     directory = Path(config.train.run_dir)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if (directory / METRICS).exists():
+        if resume is None and ((directory / METRICS).exists() or (directory / "checkpoints").exists()):
             if not config.train.overwrite:
                 raise FileError(
-                    f"{directory} holds an earlier run ({METRICS}); choose another train.run_dir, "
+                    f"{directory} holds an earlier run; go on with it by --resume auto, choose another train.run_dir, "
                     "or replace it with --set train.overwrite=true"
                 )
-            (directory / METRICS).unlink()
+            (directory / METRICS).unlink(missing_ok=True)
+            shutil.rmtree(directory / "checkpoints", ignore_errors=True)
         (directory / METRICS).touch()
     except OSError as error:
         raise os_failure("write to", directory, error) from error

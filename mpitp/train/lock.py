@@ -1,0 +1,44 @@
+"""One run directory, one job: a second job on the same directory is refused instead of mixing its files in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+
+from mpitp.errors import FileError
+from mpitp.files import os_failure
+
+
+class RunLock:
+    """Holds `directory/.lock` while a `with` block lasts; the system gives it back when the process dies.
+
+    Raises FileError when another job holds it, naming host and process.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / ".lock"
+        self._descriptor = -1
+
+    def __enter__(self) -> RunLock:
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(self._descriptor)
+            raise FileError(
+                f"{self.path.parent} is in use by another job ({holder}); wait for it, or choose another train.run_dir"
+            ) from None
+        except OSError as error:
+            raise os_failure("lock", self.path, error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
