@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from mpitp.backend.device import CpuDevice
 from mpitp.checkpoint import HfWeights, load_config, load_model, raise_together, read_config, save_model
 from mpitp.checkpoint import hf as hf_module
 from mpitp.checkpoint.hf import expected_tensors, plan_shards
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.threads import run_threads
 from mpitp.errors import ConfigError, FileError, UsageError
+from tests.sharded import StrictDevice
 
 GOLDEN = Path(__file__).resolve().parent.parent / "parity" / "golden"
 MODELS = ["gpt2", "llama-gqa", "llama-mqa-bias", "qwen2"]
@@ -81,6 +83,17 @@ def test_the_same_bytes_at_every_rank_count(name, save_dtype, tmp_path):
     assert config.get("dtype", config.get("torch_dtype")) == save_dtype
     for ranks in RANKS[1:]:
         assert contents(tmp_path / str(ranks)) == first
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_on_a_device_pass_through_host_memory(name, tmp_path):
+    def rank_main(group, target, device):
+        model = load_model(GOLDEN / name, group, device=device)
+        save_model(model, target, group, config=model.config.hf)
+
+    run_threads(2, rank_main, tmp_path / "device", StrictDevice())
+    run_threads(1, rank_main, tmp_path / "host", CpuDevice())
+    assert contents(tmp_path / "device") == contents(tmp_path / "host")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
