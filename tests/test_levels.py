@@ -23,7 +23,7 @@ LEVELS = {
     **dict.fromkeys(["train", "infer", "trace", "doctor", "convert"], 6),
     **dict.fromkeys(["bench", "verify"], 7),  # programs that run the other programs' steps to measure or to check them
     "cli": 8,
-    "__main__": 8,
+    "__main__": 9,
 }
 
 
