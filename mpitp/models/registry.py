@@ -65,6 +65,11 @@ def build_model(
     """
     device, layout = device or CpuDevice(), Layout(group, invariant_blocks)
     layout.check({"heads": config.heads, "ffn_hidden": config.ffn_hidden, "vocab_size": config.vocab_size})
+    if invariant_blocks and config.head_dim == 1:
+        raise ConfigError(
+            "invariant mode needs a head_dim of at least 2: with 1, attention is made of matrix-vector products, "
+            "whose rounding depends on how the heads are dealt"
+        )
     build = Builder(layout, device, dtype, config.init_std)
     return CausalLM(config, layout, device, dtype, _parts(config, build))
 
