@@ -1,11 +1,11 @@
 """A stand-in for CuPy that runs on the CPU and is stricter than CuPy: use it as the array module of a test.
 
-Its arrays hold their values privately. What CuPy refuses raises here too: conversion by NumPy (`np.asarray(x)`), arithmetic
-with NumPy arrays, functions and arguments that CuPy lacks (`where=` of ufuncs and reductions, `max` of an empty array). So
-does what CuPy does in silence at the price of a wait for the device, or with undefined results: `float(x)`, `if x:`,
-`for value in x` over one dimension, `x[mask]` (its shape is not known on the host), NumPy functions on device arrays,
-writing through an index array with repeats, `matmul` into an operand. New memory is filled with NaN, so that reading it
-before writing shows.
+Its arrays hold their values privately. What CuPy refuses raises here too: conversion by NumPy (`np.asarray(x)`),
+arithmetic with NumPy arrays, functions and arguments that CuPy lacks (`where=` of ufuncs and reductions, `max` of an
+empty array). So does what CuPy does in silence at the price of a wait for the device, or with undefined results:
+`float(x)`, `if x:`, `for value in x` over one dimension, `x[mask]` (its shape is not known on the host), NumPy
+functions on device arrays, writing through an index array with repeats, `matmul` into an operand. New memory is filled
+with NaN, so that reading it before writing shows.
 
 `asnumpy` and `asarray` are the only ways between host and device; `transfers` counts them.
 """
@@ -100,7 +100,7 @@ class ndarray:
     __array_function__ = item = tolist = _refuse
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> ndarray:
-        """NumPy hands over `numpy_scalar * device_array`; anything else is a NumPy function called on a device array."""
+        """NumPy hands over `numpy_scalar * device_array`; all else is a NumPy function called on a device array."""
         if method != "__call__" or kwargs or not builtins.any(isinstance(x, np.generic) for x in inputs):
             raise TypeError(f"numpy.{ufunc.__name__} called on a device array")
         return _elementwise(ufunc, *inputs)
@@ -224,10 +224,14 @@ def _operators() -> None:
 
 def _ufuncs() -> None:
     """Elementwise functions: positional inputs, `out` and `dtype`; no `where`."""
-    unary = "abs absolute exp expm1 log log1p sqrt square reciprocal negative sign tanh sin cos rint floor ceil isfinite isnan isinf"
+    unary = (
+        "abs absolute exp expm1 log log1p sqrt square reciprocal negative sign tanh sin cos rint floor ceil "
+        "isfinite isnan isinf"
+    )
     binary = (
-        "add subtract multiply divide true_divide floor_divide remainder power minimum maximum equal not_equal less less_equal "
-        "greater greater_equal logical_and logical_or bitwise_and bitwise_or bitwise_xor left_shift right_shift"
+        "add subtract multiply divide true_divide floor_divide remainder power minimum maximum equal not_equal less "
+        "less_equal greater greater_equal logical_and logical_or "
+        "bitwise_and bitwise_or bitwise_xor left_shift right_shift"
     )
     for name in f"{unary} {binary} logical_not".split():
         ufunc = getattr(np, name)
@@ -272,8 +276,8 @@ def _values(a: Any) -> np.ndarray:
 def _reshuffles() -> None:
     """Functions of one array (then plain options) that return an array."""
     names = (
-        "reshape transpose swapaxes moveaxis expand_dims squeeze broadcast_to ravel triu tril sort argsort argpartition "
-        "partition repeat tile flip roll clip diff"
+        "reshape transpose swapaxes moveaxis expand_dims squeeze broadcast_to ravel triu tril sort argsort "
+        "argpartition partition repeat tile flip roll clip diff"
     )
     for name in names.split():
         function = getattr(np, name)

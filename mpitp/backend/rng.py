@@ -1,7 +1,8 @@
 """Random numbers by counter: any element of a stream can be drawn by itself, so every layout draws the same ones.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a counter of four 32-bit
-words and a key of two into four random words. The key names the stream (`stream_key`), the counter the global element.
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a counter of four
+32-bit words and a key of two into four random words. The key names the stream (`stream_key`), the counter the global
+element.
 
 - `normal_rows`: initial weights. A normal is made of integers only, so that the bits are the same on every device.
 - `dropout_mask`: keep masks, by (sample, row, column) of the global activation.
@@ -55,7 +56,7 @@ def philox_words(counter: tuple[Array, ...], key: Key) -> tuple[Array, ...]:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        product0, product1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0 = (product1 >> HIGH_SHIFT) ^ c1 ^ np.uint64(k0)
         c2 = (product0 >> HIGH_SHIFT) ^ c3 ^ np.uint64(k1)
         c1, c3 = product1 & LOW, product0 & LOW
@@ -81,10 +82,9 @@ def normal_at(index: Array, key: Key, xp: Any) -> Array:
     Irwin-Hall: the sum of the eight 16-bit halves of one block, centred and scaled to variance 1. Integer sums and one
     product: the same bits on any device.
     """
-    total = None
+    total = xp.zeros(index.shape, dtype=np.uint64)
     for word in _words_at(index, key, xp):
-        halves = (word & np.uint64(0xFFFF)) + (word >> np.uint64(16))
-        total = halves if total is None else total + halves
+        total += (word & np.uint64(0xFFFF)) + (word >> np.uint64(16))
     return (total.astype(np.int64) - NORMAL_MEAN).astype(np.float64) * NORMAL_SCALE
 
 
@@ -103,11 +103,13 @@ def normal_rows(shape: tuple[int, ...], dim: int, rows: range, key: Key, dtype: 
     return result.reshape(local_shape)
 
 
-def dropout_mask(rate: float, key: Key, sample_index: int, rows: range, cols: range | np.ndarray, dtype: Any, xp: Any) -> Array:
+def dropout_mask(
+    rate: float, key: Key, sample_index: int, rows: range, cols: range | np.ndarray, dtype: Any, xp: Any
+) -> Array:
     """Keep mask [len(rows), len(cols)]: 0 with probability `rate`, else 1 / (1 - rate).
 
-    Element (row, col) of sample `sample_index` is decided by the global indices alone. `rate` is rounded to a multiple of
-    2^-16. `cols` may be an array of global column indices (on the host).
+    Element (row, col) of sample `sample_index` is decided by the global indices alone. `rate` is rounded to a multiple
+    of 2^-16. `cols` may be an array of global column indices (on the host).
     """
     blocks, pick = _lane_blocks(cols)
     threshold = np.uint64(round(rate * LANE_VALUES))
@@ -118,7 +120,7 @@ def dropout_mask(rate: float, key: Key, sample_index: int, rows: range, cols: ra
     for i, word in enumerate(philox_words(counter, key)):
         keep[:, :, 2 * i] = (word & np.uint64(0xFFFF)) >= threshold
         keep[:, :, 2 * i + 1] = (word >> np.uint64(16)) >= threshold
-    keep = keep.reshape(len(rows), -1)
+    keep = keep.reshape(len(rows), len(blocks) * LANES)
     keep = keep[:, pick] if isinstance(pick, slice) else keep[:, from_host(pick, xp)]
     scale = np.dtype(dtype).type(1.0 / (1.0 - rate))
     return keep.astype(dtype) * scale
@@ -127,8 +129,8 @@ def dropout_mask(rate: float, key: Key, sample_index: int, rows: range, cols: ra
 def permute_index(i: int | np.ndarray, n: int, key: Key) -> int | np.ndarray:
     """Where a random permutation of range(n) sends i (an integer or an array of them), without a table.
 
-    A Feistel network permutes the smallest range of 4^k that holds n; a result outside range(n) is sent on until it falls
-    inside (cycle walking), which keeps the map a permutation.
+    A Feistel network permutes the smallest range of 4^k that holds n; a result outside range(n) is sent on until it
+    falls inside (cycle walking), which keeps the map a permutation.
     """
     half = max(2, (max(n - 1, 1).bit_length() + 1) // 2)
     value = np.atleast_1d(np.asarray(i)).astype(np.uint64)

@@ -1,9 +1,9 @@
 """AdamW (Loshchilov and Hutter 2019) in place, in the order of operations of torch.optim.AdamW.
 
-    param -= lr * weight_decay * param
-    m += (1 - beta1) * (grad - m)
-    v  = beta2 * v + (1 - beta2) * grad^2
-    param -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+param -= lr * weight_decay * param
+m += (1 - beta1) * (grad - m)
+v  = beta2 * v + (1 - beta2) * grad^2
+param -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 """
 
 from __future__ import annotations

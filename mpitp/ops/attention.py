@@ -1,15 +1,15 @@
 """Causal attention of one sequence (Vaswani et al. 2017), head by head in tiles of query rows.
 
-Query i of s stands at position u - s + i among u keys and sees the keys up to there. For one head, with tile rows r and the
-keys c that the tile can see:
+Query i of s stands at position u - s + i among u keys and sees the keys up to there. For one head, with tile rows r and
+the keys c that the tile can see:
 
     forward     S = scale * q k^T,  P = softmax(S) = exp(S - lse),  o = P v
     backward    dv += P^T do,  dP = do v^T,  dS = P * (dP - D),  D = rowsum(do * o)
                 dq  = scale * dS k,  dk += scale * dS^T q
 
-Only lse, the log of the softmax's denominator, is kept; the backward makes P again from it (Dao et al. 2022), so no array of
-s x u lives longer than its tile. With dropout, P becomes P * mask after the softmax; then dP = (do v^T) * mask, and D is
-still rowsum(do * o).
+Only lse, the log of the softmax's denominator, is kept; the backward makes P again from it (Dao et al. 2022), so no
+array of s x u lives longer than its tile. With dropout, P becomes P * mask after the softmax; then dP = (do v^T) *
+mask, and D is still rowsum(do * o).
 
 Each head is computed by itself, with shapes that depend on s, u and d alone: its bits don't depend on its neighbours.
 """

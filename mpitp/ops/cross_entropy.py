@@ -1,10 +1,10 @@
 """Cross entropy over a vocabulary of which this process holds the columns start .. start + v - 1 of the logits.
 
-    loss_i = log(denominator_i) + max_i - logits[i, target_i],  denominator_i = sum over the vocabulary of exp(logits - max)
-    dlogits = (e / denominator - onehot(target)) * weight,      e = exp(logits - max)
+    loss_i = log(denominator_i) + max_i - logits[i, target_i],  denominator_i = sum over the vocabulary of exp(logits -
+    max) dlogits = (e / denominator - onehot(target)) * weight,      e = exp(logits - max)
 
-Max, denominator and target logit are each one small reduction over the ranks; the logits never leave their rank. What is
-here is the part before and after those reductions.
+Max, denominator and target logit are each one small reduction over the ranks; the logits never leave their rank. What
+is here is the part before and after those reductions.
 """
 
 from __future__ import annotations

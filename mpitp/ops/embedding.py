@@ -8,6 +8,7 @@ The sum of all shards' forwards is the whole table's lookup.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def embedding_forward(ids: Array, table: Array, start: int = 0) -> Array:
     n, hidden = table.shape
     if n == 0:
         return xp.zeros((ids.shape[0], hidden), dtype=table.dtype)
-    local = ids - start
+    local = ids.astype(np.int64) - start  # signed: ids below `start` become negative
     held = (local >= 0) & (local < n)
     y = table[xp.where(held, local, 0)]
     y *= held[:, None]
@@ -31,20 +32,28 @@ def embedding_forward(ids: Array, table: Array, start: int = 0) -> Array:
 
 
 def embedding_backward(dy: Array, ids: Array, num_rows: int, start: int = 0) -> Array:
-    """dtable [num_rows, h] of dy [t, h] and ids [t]. Each row's tokens are added in token order: same bits every time."""
+    """dtable [num_rows, h] of dy [t, h] and ids [t]; each row adds its tokens in token order, always alike."""
     xp = array_module(dy)
     dtable = xp.zeros((num_rows, dy.shape[1]), dtype=dy.dtype)
-    for tokens, rows in _rounds(to_host(ids).astype(np.int64) - start, num_rows):
-        dtable[from_host(rows, xp)] += dy[from_host(tokens, xp)]
+    rows = to_host(ids).astype(np.int64) - start
+    tokens = np.flatnonzero((rows >= 0) & (rows < num_rows))
+    if xp is np:
+        # row after row: three times as fast as np.add.at
+        for token, row in zip(tokens.tolist(), rows[tokens].tolist(), strict=True):
+            dtable[row] += dy[token]
+        return dtable
+    for some in _rounds(tokens, rows):
+        dtable[from_host(rows[some], xp)] += dy[from_host(some, xp)]
     return dtable
 
 
-def _rounds(rows: np.ndarray, num_rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The held tokens in rounds, each with its rows: round r has the r-th token of every row, so no row comes twice."""
-    tokens = np.flatnonzero((rows >= 0) & (rows < num_rows))
+def _rounds(tokens: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """The tokens in rounds: round r has the r-th token of every row, so that no row comes twice in one.
+
+    Additions through an index array with repeats would get lost, and atomic ones come in any order.
+    """
     tokens = tokens[np.argsort(rows[tokens], kind="stable")]  # row by row, each in token order
-    sorted_rows = rows[tokens]
-    first = np.flatnonzero(np.diff(sorted_rows, prepend=-1))  # where each row's tokens begin
+    first = np.flatnonzero(np.diff(rows[tokens], prepend=-1))  # where each row's tokens begin
     counts = np.diff(first, append=len(tokens))
-    most = int(counts.max(initial=0))
-    return [(tokens[first[counts > r] + r], sorted_rows[first[counts > r]]) for r in range(most)]
+    for r in range(int(counts.max(initial=0))):
+        yield tokens[first[counts > r] + r]

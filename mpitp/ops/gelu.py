@@ -3,8 +3,8 @@
     forward     y  = x/2 * (1 + t),  t = tanh(x * (A + B x^2)),  A = sqrt(2/pi),  B = 0.044715 A
     backward    dx = dy/2 * (1 + t + x * (1 - t^2) * (A + 3 B x^2))
 
-NumPy's tanh is vectorised and takes half the time of its exp in float32, so the form with the logistic function would gain
-nothing here.
+NumPy's tanh is vectorised and takes half the time of its exp in float32, so the form with the logistic function would
+gain nothing here.
 """
 
 from __future__ import annotations

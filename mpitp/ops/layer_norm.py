@@ -5,8 +5,8 @@
                 dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
                 dweight = sum over rows of dy * xhat,  dbias = sum over rows of dy
 
-The backward follows from d(mean) and d(var) of a row: both are sums over the row, and their parts of the gradient are the
-two projections subtracted above. Statistics are kept in float32 at least.
+The backward follows from d(mean) and d(var) of a row: both are sums over the row, and their parts of the gradient are
+the two projections subtracted above. Statistics are kept in float32 at least.
 """
 
 from __future__ import annotations

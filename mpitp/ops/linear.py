@@ -3,12 +3,12 @@
     forward     y  = x @ w.T + b        y[t, n], x[t, k], w[n, k]
     backward    dx = dy @ w             dw = dy.T @ x        db = sum of dy over t
 
-BLAS takes transposes and row strides as they are, so any array whose last dim is contiguous (a slice of columns of a fused
-activation, say) goes in without a copy.
+BLAS takes transposes and row strides as they are, so any array whose last dim is contiguous (a slice of columns of a
+fused activation, say) goes in without a copy.
 
-The bits of a product depend on its values and shapes alone, not on whether an operand is a whole array or a slice of one:
-the invariant layout needs that. Matrix products are so by themselves; a matrix-vector product, which rounds differently
-for a matrix with gaps between its rows, gets its operands packed.
+The bits of a product depend on its values and shapes alone, not on whether an operand is a whole array or a slice of
+one: the invariant layout needs that. Matrix products are so by themselves; a matrix-vector product, which rounds
+differently for a matrix with gaps between its rows, gets its operands packed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpitp.backend.arrays import array_module, from_host
 from mpitp.errors import ConfigError
+from mpitp.ops.row_blocks import paired_blocks
 
 Array = Any
 
@@ -23,11 +24,13 @@ Array = Any
 def rope_inv_freq(head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> np.ndarray:
     """Angle a position [head_dim/2], float64: theta^(-2j/d), changed by `scaling`, a config's rope_scaling.
 
-    Scaling types: "default" (or None), "linear" (positions divided by `factor`) and "llama3" (long wavelengths divided by
-    `factor`, short ones kept, a ramp between). Raises ConfigError for any other type and for a missing number.
+    Scaling types: "default" (or None), "linear" (positions divided by `factor`) and "llama3" (long wavelengths divided
+    by `factor`, short ones kept, a ramp between). Raises ConfigError for any other type and for a missing number.
     """
     inv_freq = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
+    if scaling is None:
+        return inv_freq
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return inv_freq
     if kind == "linear":
@@ -53,10 +56,16 @@ def rope_reference(x: Array, cos: Array, sin: Array) -> Array:
 
 def rope_forward(x: Array, cos: Array, sin: Array, out: Array | None = None) -> Array:
     """x [t, n, d] turned by the tables [t, d/2]; into `out`, which may be x itself."""
-    y = rope_reference(x, cos, sin)
-    if out is None:
-        return y
-    out[...] = y
+    xp = array_module(x)
+    out = xp.empty(x.shape, dtype=x.dtype) if out is None else out
+    arrays = (*_halves(x), *_halves(out), cos[:, None, :], sin[:, None, :])
+    for x1, x2, out1, out2, cos_rows, sin_rows, x1_sin, x2_sin in paired_blocks(xp, *arrays, scratch=2):
+        xp.multiply(x1, sin_rows, out=x1_sin)
+        xp.multiply(x2, sin_rows, out=x2_sin)
+        xp.multiply(x1, cos_rows, out=out1)
+        xp.multiply(x2, cos_rows, out=out2)
+        out1 -= x2_sin
+        out2 += x1_sin
     return out
 
 

@@ -1,8 +1,8 @@
 """Row blocks that stay in the cache.
 
-A chain of NumPy operations over a large array reads and writes main memory at every step. Cut in blocks of rows that fit
-the second-level cache, only the first read and the last write go to memory. On a GPU a block is the whole array: there
-each call is a kernel launch, and fewer are better.
+A chain of NumPy operations over a large array reads and writes main memory at every step. Cut in blocks of rows that
+fit the second-level cache, only the first read and the last write go to memory. On a GPU a block is the whole array:
+there each call is a kernel launch, and fewer are better.
 """
 
 from __future__ import annotations

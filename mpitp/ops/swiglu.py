@@ -63,7 +63,7 @@ def split_columns(gate_up: Array) -> tuple[Array, Array]:
 
 
 def _one_plus_exp(xp: Any, gate: Array, out: Array) -> None:
-    """out = 1 + exp(-gate). It may be inf for a very negative gate: what is divided by it is then 0, as it should be."""
+    """out = 1 + exp(-gate). For a very negative gate it is inf, and what is divided by it 0, as it should be."""
     xp.negative(gate, out=out)
     with np.errstate(over="ignore"):
         xp.exp(out, out=out)

@@ -21,7 +21,10 @@ def test_gradients(xp, rng, t):
     check_gradients(swiglu_forward, lambda dy, x: [swiglu_backward(dy, x)], [rng.standard_normal((t, 6)) * 2], xp)
     mask = from_host((rng.random((t, 6)) < 0.5) * 2.0, xp)
     check_gradients(
-        lambda x: dropout_forward(x, mask), lambda dy, x: [dropout_backward(dy, mask)], [rng.standard_normal((t, 6))], xp
+        lambda x: dropout_forward(x, mask),
+        lambda dy, x: [dropout_backward(dy, mask)],
+        [rng.standard_normal((t, 6))],
+        xp,
     )
 
 

@@ -37,7 +37,16 @@ def test_first_step_moves_by_the_learning_rate(xp):
     """Bias correction makes the first step lr * sign(grad), whatever the size of the gradient."""
     param, m, v = (from_host(np.zeros(3), xp) for _ in range(3))
     adamw_update(
-        param, from_host(np.array([1e-3, -5.0, 2.0]), xp), m, v, lr=0.1, beta1=0.9, beta2=0.99, eps=0.0, weight_decay=0.0, step=1
+        param,
+        from_host(np.array([1e-3, -5.0, 2.0]), xp),
+        m,
+        v,
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.99,
+        eps=0.0,
+        weight_decay=0.0,
+        step=1,
     )
     np.testing.assert_allclose(to_host(param), [-0.1, 0.1, -0.1], rtol=1e-12)
 

@@ -139,9 +139,7 @@ def test_a_head_has_the_same_bits_whatever_its_neighbours(rng, s, u):
         np.testing.assert_array_equal(o_part, o[:, heads])
         np.testing.assert_array_equal(lse_part, lse[heads])
         slots = range(last - first)
-        grads = attention_backward(
-            do[:, heads], *part, o_part, lse_part, part_index, SCALE, slots, len(slots)
-        )
+        grads = attention_backward(do[:, heads], *part, o_part, lse_part, part_index, SCALE, slots, len(slots))
         for got, whole in zip(grads, (dq, dk, dv), strict=True):
             np.testing.assert_array_equal(got, whole[:, heads])
 
