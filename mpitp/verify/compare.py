@@ -38,11 +38,22 @@ class Row:
 class Tolerance:
     """What counts as equal: differences up to `relative` times the largest magnitude in the oracle's array.
 
-    `floor` is the smallest magnitude to measure by: gradients that are zero but for rounding have no scale.
+    An array that is zero but for rounding has no scale of its own; its magnitude counts as at least `floor` times the
+    largest one among all arrays of its kind. Weights at the start and replicas must be equal to the bit.
+
+    `update`: the same as `relative` for changes of weights, which begin with the rounding of the weights themselves.
     """
 
     relative: float
+    update: float
     floor: float = 0.0
+
+    def of(self, kind: str) -> float:
+        """The tolerance for rows of this kind."""
+        return {"start": 0.0, "update": self.update}.get(kind, self.relative)
+
+
+EXACT = Tolerance(0.0, 0.0)
 
 
 def compare(group: Group, own: Sequence[Record], oracle: Sequence[Record] | None, tolerance: Tolerance) -> list[Row]:
@@ -51,6 +62,7 @@ def compare(group: Group, own: Sequence[Record], oracle: Sequence[Record] | None
     names = [[(name, kind) for name, kind, *_ in rank] for rank in placements]
     if any(other != names[0] for other in names[1:]):
         raise RuntimeError("the ranks recorded different layers; this is a bug")
+    floors = {kind: tolerance.floor * largest for kind, largest in _largest_of_kinds(oracle or ()).items()}
     rows = []
     for index, record in enumerate(own):
         if group.rank != 0:
@@ -62,7 +74,8 @@ def compare(group: Group, own: Sequence[Record], oracle: Sequence[Record] | None
         pieces = [record.array]
         for rank in range(1, group.size):
             pieces.append(group.recv(np.empty(placements[rank][index][2], record.array.dtype), rank))
-        rows.append(_row(record, reference.array, pieces, [rank[index] for rank in placements], tolerance))
+        whole, replicas = _assemble(reference.array, pieces, [rank[index] for rank in placements])
+        rows.append(_row(reference, whole, replicas, floors[record.kind], tolerance.of(record.kind)))
     return rows
 
 
@@ -73,23 +86,37 @@ def _placement(record: Record) -> Placement:
     return record.name, record.kind, record.array.shape, record.parts, record.dim
 
 
-def _row(
-    record: Record, reference: np.ndarray, pieces: Sequence[np.ndarray], placements: Sequence[Placement], tol: Tolerance
-) -> Row:
+def _largest_of_kinds(records: Sequence[Record]) -> dict[str, float]:
+    """The largest magnitude among the arrays of each kind."""
+    largest: dict[str, float] = {}
+    for record in records:
+        largest[record.kind] = max(largest.get(record.kind, 0.0), _magnitude(record.array))
+    return largest
+
+
+def _assemble(
+    reference: np.ndarray, pieces: Sequence[np.ndarray], placements: Sequence[Placement]
+) -> tuple[np.ndarray | None, float]:
+    """The global array (None: elements are missing) and the largest difference between replicas."""
     whole = np.zeros_like(reference)
-    filled = np.zeros(reference.shape[record.dim] if record.parts is not None else 1, bool)
+    _, _, _, parts, dim = placements[0]
+    filled = np.zeros(reference.shape[dim] if parts is not None else 1, bool)
     replicas = 0.0
     for piece, (_, _, _, parts, dim) in zip(pieces, placements, strict=True):
         if parts is None:
             replicas = max(replicas, _difference(whole, piece)) if filled[0] else replicas
             whole, filled[0] = (whole if filled[0] else piece), True
-            continue
-        replicas = max(replicas, _place(whole, filled, piece, parts, dim))
-    absolute = _difference(reference, whole) if filled.all() else float("inf")
-    scale = max(float(np.abs(reference).max(initial=0.0)), tol.floor)
+        else:
+            replicas = max(replicas, _place(whole, filled, piece, parts, dim))
+    return whole if filled.all() else None, replicas
+
+
+def _row(reference: Record, whole: np.ndarray | None, replicas: float, floor: float, tolerance: float) -> Row:
+    absolute = float("inf") if whole is None else _difference(reference.array, whole)
+    scale = max(_magnitude(reference.array), floor)
     relative = absolute / scale if scale else absolute
-    ok = relative <= tol.relative and replicas == 0
-    return Row(record.name, record.kind, reference.shape, absolute, relative, replicas, ok)
+    is_equal = relative <= tolerance and replicas == 0
+    return Row(reference.name, reference.kind, reference.array.shape, absolute, relative, replicas, is_equal)
 
 
 def _place(whole: np.ndarray, filled: np.ndarray, piece: np.ndarray, parts: Parts, dim: int) -> float:
@@ -105,6 +132,10 @@ def _place(whole: np.ndarray, filled: np.ndarray, piece: np.ndarray, parts: Part
         filled[rows] = True
         local, base = local + len(part.held), base + part.size
     return replicas
+
+
+def _magnitude(array: np.ndarray) -> float:
+    return float(np.abs(array).max(initial=0.0))
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 from mpitp.comm import Group, run_threads
 from mpitp.models import CausalLM, DecoderConfig, config_from_hf
 from mpitp.models.config import Dropouts
-from mpitp.verify.compare import Tolerance
+from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
 from mpitp.verify.source import random_batch
 from tests.models.model_cases import GPT2, LLAMA
@@ -20,12 +20,10 @@ CONFIGS: dict[str, DecoderConfig] = {
 }
 
 
-def run_verify(
-    model: str, ranks: int, settings: Settings | None = None, dtype: str = "float64", blocks: int = 0
-) -> Report:
-    """Rank 0's report."""
-    settings = settings or Settings(Tolerance(1e-9, 1e-7))
+def run_verify(model: str, ranks: int, steps: int = 0, dtype: str = "float64", blocks: int = 0) -> Report:
+    """Rank 0's report, with the tolerance that the command has."""
     batch = random_batch(CONFIGS[model], batch=3, seq=7, seed=1)
+    settings = Settings(default_tolerance(dtype, is_exact=bool(blocks)), steps)
 
     def make(group: Group) -> CausalLM:
         return filled_model(group, CONFIGS[model], dtype, invariant_blocks=blocks)

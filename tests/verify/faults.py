@@ -141,7 +141,7 @@ def add_bias_on_every_rank(model: CausalLM) -> None:
 
 
 def cut_fused_qkv_straight_through(model: CausalLM) -> None:
-    """The fused matrix [q; k; v] is cut in p slabs, as if its rows were all alike; each rank takes its slab for q, k, v."""
+    """The fused matrix [q; k; v] is cut in p slabs as if its rows were all alike; a rank takes its own for q, k, v."""
     weight, group = attention(model).qkv.weight, model.layout.group
     pieces = {part.name: weight.spec.view(weight.data, rows) for part, rows in weight.spec.local_parts()}
     whole = np.concatenate([group.all_gather(pieces[name]) for name in ("q", "k", "v")])

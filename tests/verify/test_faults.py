@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpitp.verify.compare import Tolerance
 from mpitp.verify.report import summary
-from mpitp.verify.run import Settings
 from tests.verify.cases import CONFIGS, run_verify
 from tests.verify.faults import FAULTS
 
-TOLERANCE = Tolerance(1e-9, 1e-7)
 CASES = [
     pytest.param(name, model, ranks, id=f"{name}, {model} on {ranks}")
     for name, fault in FAULTS.items()
@@ -20,19 +17,19 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("model", CONFIGS)
-def test_without_a_fault_all_is_equal(model: str, ranks: int) -> None:
-    report = run_verify(model, ranks, Settings(TOLERANCE, steps=2))
+def test_without_a_fault_all_is_equal(model: str, ranks: int, dtype: str) -> None:
+    report = run_verify(model, ranks, 2, dtype)
     assert report.ok, summary(report, [], ranks)
     assert len(report.rows) > 50
 
 
-@pytest.mark.parametrize(("name", "model", "ranks"), CASES)
-def test_fault_is_found_and_named(name: str, model: str, ranks: int) -> None:
+def check(name: str, model: str, ranks: int, dtype: str) -> None:
     fault = FAULTS[name]
     with fault.planted():
-        report = run_verify(model, ranks, Settings(TOLERANCE, steps=int("update" in fault.seen)))
+        report = run_verify(model, ranks, int("update" in fault.seen), dtype)
     print(summary(report, [], ranks))
     assert not report.ok
     for kind, place in fault.seen.items():
@@ -40,6 +37,17 @@ def test_fault_is_found_and_named(name: str, model: str, ranks: int) -> None:
         assert first is not None and first.name == place, kind
     earlier = [kind for kind in ("start", "y") if kind not in fault.seen and "y" not in fault.seen]
     assert [report.first(kind) for kind in earlier] == [None] * len(earlier), "blamed on something before it"
+
+
+@pytest.mark.parametrize(("name", "model", "ranks"), CASES)
+def test_fault_is_found_and_named(name: str, model: str, ranks: int) -> None:
+    check(name, model, ranks, "float64")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found_and_named_in_float32(name: str) -> None:
+    """The wider tolerance hides none of them."""
+    check(name, FAULTS[name].models[0], 2, "float32")
 
 
 def test_planted_faults_are_gone_afterwards() -> None:
