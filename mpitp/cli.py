@@ -1,7 +1,7 @@
 """The `mpitp` command: one thin verb for each program.
 
 A verb's module offers `add_arguments(parser)` and `run(args) -> exit code`, is imported only when its verb is asked
-for, and imports NumPy and MPI inside `run` only, so that every `--help` is quick and works on machines without an MPI library.
+for, and imports NumPy and MPI inside `run` only: every `--help` is quick and works where there is no MPI library.
 """
 
 from __future__ import annotations

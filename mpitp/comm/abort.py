@@ -14,7 +14,9 @@ and the message is seen once; when it fails alone, it speaks itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import sys
 import threading
@@ -22,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from mpitp.comm.environment import launch_claim
 from mpitp.errors import MpitpError, Preempted
@@ -50,15 +52,57 @@ def guarded(program: Callable[[], int]) -> int:
 def end_job(error: BaseException) -> int:
     """Report `error`, and abort all ranks of the job. Returns the exit code only when this rank is the only one."""
     rank, size = _rank_and_size()
-    code = _code_of(error)
-    if rank > 0:
-        time.sleep(WAIT_FOR_RANK_0_SECONDS)
     text = _describe(error)
-    if text:
-        _say(text if rank == 0 and _is_plain(error) else _with_rank(text, rank, size))
     if size > 1:
-        _abort(code)
-    return code
+        text = text or f"left with exit code {_code_of(error)}"
+        _end_all_ranks(rank, text if rank == 0 and _is_plain(error) else _with_rank(text, rank, size), _code_of(error))
+    _say(text)
+    return _code_of(error)
+
+
+def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
+    leave = threading.Timer(ABORT_MAY_TAKE_SECONDS, _leave, (text if rank else "", code))
+    leave.daemon = True
+    leave.start()
+    if rank == 0:
+        _say(text)
+    mpi = _running_mpi() or _join_mpi()
+    if rank:
+        time.sleep(WAIT_FOR_RANK_0_SECONDS)
+        _say(text)
+    if mpi is not None:
+        mpi.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def _join_mpi() -> Any:
+    """Start MPI only to abort it; None where that can't or needn't be.
+
+    MPICH's launcher lets the other ranks wait for ever in `MPI_Init` for one that has left before its own. By ctypes,
+    because mpi4py holds the interpreter lock meanwhile, and `_end_all_ranks` has a timer in case the others don't come.
+    """
+    if launch_claim(os.environ).launcher == "Open MPI mpirun":
+        return None  # ends the job itself when a rank leaves with a code
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return None
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    except (ImportError, RuntimeError, OSError, AttributeError):
+        return None
+    return MPI
+
+
+def _leave(text: str, code: int) -> None:
+    """The last resort. A rank that is killed is noticed by launchers that don't mind one that leaves with a code."""
+    _say(text)
+    if launch_claim(os.environ).launcher == "Open MPI mpirun":
+        os._exit(code)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def install_abort_hook() -> None:
@@ -96,17 +140,6 @@ def _running_mpi() -> Any:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
-def _abort(code: int) -> None:
-    """End every rank. Without a running MPI, or should its abort hang, leaving with a code makes the launcher do it."""
-    leave = threading.Timer(ABORT_MAY_TAKE_SECONDS, os._exit, (code,))
-    leave.daemon = True
-    leave.start()
-    mpi = _running_mpi()
-    if mpi is not None:
-        mpi.COMM_WORLD.Abort(code)
-    os._exit(code)
-
-
 def _code_of(error: BaseException) -> int:
     if isinstance(error, MpitpError):
         return error.exit_code
@@ -135,10 +168,12 @@ def _describe(error: BaseException) -> str:
 
 
 def _with_rank(text: str, rank: int, size: int) -> str:
-    return text if size == 1 else f"rank {rank} of {size} on {socket.gethostname()}: {text}"
+    return f"rank {rank} of {size} on {socket.gethostname()}: {text}"
 
 
 def _say(text: str) -> None:
+    if not text:
+        return
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     sys.stderr.write(text + "\n")

@@ -18,9 +18,11 @@ class DeviceAwareness:
 
 
 def query_device_awareness() -> DeviceAwareness:
-    """Ask the MPI library of this process, which must have been started."""
+    """Ask the MPI library of this process. The answer is no as long as MPI is not started."""
     from mpi4py import MPI
 
+    if not MPI.Is_initialized():  # MPICH ends the process when asked too early
+        return DeviceAwareness(False, "not asked, as MPI is not started")
     cray = _cray_mpich(os.environ, _loaded_libraries())
     if cray is not None:
         return cray

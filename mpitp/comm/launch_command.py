@@ -97,7 +97,7 @@ def find_launcher(named: str | None, environ: Mapping[str, str]) -> Launcher:
     if os.access(beside, os.X_OK):
         return Launcher((str(beside),), _kind_of(str(beside)))
     if "SLURM_JOB_ID" in environ and shutil.which("srun"):
-        return Launcher(("srun",), "srun")
+        return Launcher(("srun", "--kill-on-bad-exit=1"), "srun")
     found = shutil.which("mpiexec") or shutil.which("mpirun")
     if found:
         return Launcher((found,), _kind_of(found))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib.util import find_spec
+from typing import Any
 
 from mpitp.comm.environment import LaunchClaim, launch_claim
 from mpitp.comm.group import Group
@@ -25,6 +27,22 @@ def world_group() -> Group:
     if find_spec("mpi4py") is None:
         refuse_singletons(claim, 1, "mpi4py is not installed")
         return SerialGroup()
+    mpi = _start_mpi(claim)
+    size = mpi.COMM_WORLD.Get_size()
+    refuse_singletons(claim, size, library_name(mpi))
+    if size == 1:
+        return SerialGroup()
+    from mpitp.comm.mpi import MpiGroup
+
+    return MpiGroup(mpi.COMM_WORLD)
+
+
+def _start_mpi(claim: LaunchClaim) -> Any:
+    """`mpi4py.MPI`, started, after a look at whether library and launcher are of one make."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -32,12 +50,18 @@ def world_group() -> Group:
             f"mpi4py can't load an MPI library ({error}); install one into this environment with "
             'pip install "mpitp[mpich]", or load the MPI module of this site'
         ) from None
+    if not MPI.Is_initialized():
+        refuse_strangers(claim, library_name(MPI))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a suspicious launcher: `refuse_singletons` knows more
+            MPI.Init_thread()
+    return MPI
 
-    from mpitp.comm.mpi import MpiGroup
 
-    size = MPI.COMM_WORLD.Get_size()
-    refuse_singletons(claim, size, MPI.Get_library_version().splitlines()[0].strip("\x00 "))
-    return MpiGroup(MPI.COMM_WORLD) if size > 1 else SerialGroup()
+def library_name(mpi: Any) -> str:
+    """Make and version of the MPI library, such as "MPICH 5.0.2"."""
+    first = mpi.Get_library_version().replace("\x00", "").replace(" Version:", "").splitlines()[0]
+    return " ".join(first.split(",")[0].split())
 
 
 def mpi_is_started() -> bool:
@@ -46,13 +70,22 @@ def mpi_is_started() -> bool:
     return module is not None and module.Is_initialized() and not module.Is_finalized()
 
 
+def refuse_strangers(claim: LaunchClaim, library: str) -> None:
+    """Raise LaunchError when Open MPI's mpirun started a program of another library: MPICH would crash."""
+    if claim.launcher == "Open MPI mpirun" and "Open MPI" not in library:
+        raise LaunchError(_mismatch(claim, f"this Python's MPI library is {library}"))
+
+
 def refuse_singletons(claim: LaunchClaim, size: int, library: str) -> None:
     """Raise LaunchError when the launcher claims several ranks and MPI sees one."""
     if claim.size > 1 and size == 1:
-        raise LaunchError(
-            f"{claim.launcher} started {claim.size} ranks ({claim.variable}={claim.size}), but MPI sees one rank alone "
-            f"({library}): launcher and MPI library don't belong together. Start the job with `mpitp launch "
-            f"-n {claim.size} -- ...`, which takes the mpiexec of this Python; under SLURM use `srun --mpi=pmi2` with "
-            "MPICH, `srun --mpi=pmix` with an Open MPI built for it, or the MPI that this site provides. For a run of "
-            "one rank inside an srun shell: `mpitp launch -n 1 -- ...`"
-        )
+        raise LaunchError(_mismatch(claim, f"MPI sees one rank alone ({library})"))
+
+
+def _mismatch(claim: LaunchClaim, found: str) -> str:
+    return (
+        f"{claim.launcher} started {claim.size} ranks ({claim.variable}={claim.size}), but {found}: launcher and MPI "
+        f"library don't belong together. Start the job with `mpitp launch -n {claim.size} -- ...`, which takes this "
+        "Python's mpiexec; under SLURM use `srun --mpi=pmi2` with MPICH, `srun --mpi=pmix` with an Open MPI built for "
+        "it, or this site's own MPI. For a run of one rank inside an srun shell: `mpitp launch -n 1 -- ...`"
+    )
