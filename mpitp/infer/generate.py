@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpitp.errors import UsageError
+from mpitp.errors import NumericError, UsageError
 from mpitp.infer.sampling import Sampling, uniform_draw
 from mpitp.models.batch import Batch
 from mpitp.models.model import CausalLM
@@ -56,7 +56,8 @@ def generate(
     A text ends before one of `eos_ids` (None: those of the model's config). `on_token` is called on every rank with
     (prompt's index, token) as soon as a token is known; `speed`, if given, is filled in.
 
-    Raises UsageError for no prompt, an empty prompt, one longer than the model's positions, or max_new_tokens < 1.
+    Raises UsageError for no prompt, an empty prompt, one longer than the model's positions, or max_new_tokens < 1;
+    NumericError when the model's logits are not finite.
     """
     ends = frozenset(model.config.eos_ids if eos_ids is None else eos_ids)
     limits = [_room(model, prompt, max_new_tokens) for prompt in checked_prompts(prompts, max_new_tokens)]
@@ -69,6 +70,8 @@ def generate(
         started = time.perf_counter()
         batch = Batch.of_lists([fed[i] for i in active], tuple(past[i] for i in active))
         logits = model.next_logits(batch, caches)
+        if not np.isfinite(logits).all():  # equal on every rank, and so is the decision
+            raise NumericError("logits that are not finite: the model's weights are damaged, or overflow in this dtype")
         places = [past[i] + len(fed[i]) for i in active]
         chosen = _choose(model, logits, sampling, [occurrences[i] for i in active], places)
         _count(speed, batch, is_prefill=past[active[0]] == 0, seconds=time.perf_counter() - started)

@@ -36,11 +36,13 @@ class Sampling:
         """The token for logits [v] and a uniform number `draw` in [0, 1). Ties go to the lowest id."""
         if not self.temperature:
             return int(np.argmax(logits))
-        scaled = logits.astype(np.float64) / self.temperature
+        below_best = logits.astype(np.float64) - logits.max()
+        with np.errstate(over="ignore"):  # a tiny temperature: minus infinity, which has the weight 0
+            scaled = below_best / self.temperature
         order = np.argsort(-scaled, kind="stable")  # most likely first
         if self.top_k:
             order = order[: self.top_k]
-        weights = np.exp(scaled[order] - scaled[order[0]])
+        weights = np.exp(scaled[order])
         cumulative = np.cumsum(weights)
         if self.top_p < 1:  # the smallest set whose probability reaches top_p
             keep = int(np.searchsorted(cumulative, self.top_p * cumulative[-1])) + 1
