@@ -1,0 +1,1 @@
+"""Speed against what the hardware gives: training step, generation, all-reduce."""

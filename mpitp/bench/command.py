@@ -1,0 +1,122 @@
+"""The verb `mpitp bench`: train, decode, allreduce."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mpitp.bench.sizes import add_size_arguments, positive
+from mpitp.errors import UsageError
+
+_DESCRIPTION = """\
+Measure this machine and mpitp on it, at the ranks at hand. Times are only told beside what bounds them, measured in
+the same run and in turns with them (A B A B ...), so that the ratios hold on a busy machine too."""
+
+_EPILOG = """\
+examples:
+  mpitp bench train                                    the step of a small GPT-2 against its matrix products
+  mpitp bench train --invariant                        and what the invariant mode costs
+  mpitp launch -n 2 -- bench train --model llama --kv-heads 2
+  mpitp bench decode --model models/smollm2-135m --batch 8
+  mpitp launch -n 2 -- bench allreduce
+
+`mpitp bench train --help` etc. tell the options of each."""
+
+_TRAIN = """\
+Time optimizer steps (forward, backward, gradient norm, clipping, AdamW) on random tokens, and in turn with them the
+step's own matrix products alone: the floor under the step. Prints both, their ratio, tokens/s, where a step's time goes
+(from extra steps, the timed ones run untouched), and the bytes that it communicates against the closed form."""
+
+_DECODE = """\
+Time generation (greedy, through the product's own loop) and in turn with it the matrix-vector products over all
+weights: a token of one text needs every weight once, so reading them is its bound. With --batch N, N texts together
+too. Without --model DIR a random model of the sizes given; they default to those of SmolLM2-135M."""
+
+_ALLREDUCE = """Time the group's all-reduce of float32 at sizes from 1 KiB up, each size a few hundred times."""
+
+_TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
+_DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mpitp bench`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce")
+
+    def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=line, description=description, formatter_class=parser.formatter_class)
+        sub.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+        return sub
+
+    def add_clock(sub: argparse.ArgumentParser) -> None:
+        text = "cpu: the process's own seconds, for a busy machine (one rank, one BLAS thread); default wall"
+        sub.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
+
+    train = add("train", "a training step against its matrix products", _TRAIN)
+    train.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(train, _TRAIN_SIZES)
+    train.add_argument("--batch", type=int, default=8, metavar="N", help="sequences a step; default 8")
+    train.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    train.add_argument("--steps", type=int, default=10, metavar="N", help="rounds to time; default 10")
+    train.add_argument(
+        "--invariant", action="store_true", help="also time the invariant mode, in turn with the plain one"
+    )
+    train.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
+
+    add_clock(train)
+
+    decode = add("decode", "generation against reading the weights", _DECODE)
+    decode.add_argument("--model", metavar="DIR", help="a Hugging Face directory, instead of random weights")
+    add_size_arguments(decode, _DECODE_SIZES)
+    decode.add_argument("--batch", type=int, default=1, metavar="N", help="also N texts together; default 1")
+    decode.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
+    decode.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of a text; default 32")
+    decode.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+
+    add_clock(decode)
+
+    allreduce = add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE)
+    allreduce.add_argument(
+        "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="the largest size; default 67108864"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
+    _check(args)
+    from mpitp.bench import allreduce, decode, train
+    from mpitp.bench.machine import describe, warnings_of
+    from mpitp.comm.world import world_group
+
+    program = {"train": train, "decode": decode, "allreduce": allreduce}[args.what]
+    group = world_group()
+    if getattr(args, "clock", "wall") == "cpu" and group.size > 1:
+        raise UsageError(
+            "--clock cpu is right for one rank only: it leaves out the waiting for others; use --clock wall"
+        )
+    facts = program.measure(args, group)
+    if group.rank == 0:
+        warnings = warnings_of(facts["machine"])
+        for warning in warnings:
+            print(f"mpitp bench: warning: {warning}", file=sys.stderr)
+        if args.json:
+            import json
+
+            print(json.dumps({"bench": args.what, **facts, "warnings": warnings}, indent=2))
+        else:
+            print("\n".join([describe(facts["machine"]), *program.report(facts)]))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.what == "allreduce":
+        if args.max_bytes < 1024:
+            raise UsageError(f"--max-bytes must be at least 1024, got {args.max_bytes}")
+        return
+    positive(args, "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab", "batch")
+    if args.what == "train":
+        positive(args, "seq", "steps", "invariant-blocks")
+        return
+    positive(args, "prompt", "rounds")
+    if args.tokens < 2:
+        raise UsageError(f"--tokens must be at least 2 (the first one comes with the prompt), got {args.tokens}")

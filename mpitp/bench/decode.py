@@ -1,0 +1,137 @@
+"""`mpitp bench decode`: generation against the time that reading the weights takes.
+
+A token of one text needs every weight once and little else, so the matrix-vector products W x over all weights, timed
+alone in the same run, are its floor: the weight-reading bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitp.bench.machine import machine_facts
+from mpitp.bench.products import linear_weights
+from mpitp.bench.random_model import random_model
+from mpitp.bench.sizes import config_of, describe
+from mpitp.bench.timing import CLOCKS, Samples, Task, clocked, take_turns
+from mpitp.bench.train import num_params
+from mpitp.comm.group import Group
+from mpitp.infer.generate import generate
+from mpitp.models.model import CausalLM
+
+BOUND_PASSES = 3  # of all weights a round
+CACHE_BYTES = 128 * 2**20  # weights well above this can't stay in a cache
+
+
+def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
+    """All numbers of the benchmark, equal on every rank."""
+    model = _model(args, group)
+    weights = list(linear_weights(model))
+    batches, clock = sorted({1, args.batch}), CLOCKS[args.clock]
+    tasks: dict[str, Task] = {"bound": clocked(_reading(weights), clock)}
+    prefills: dict[int, list[float]] = {batch: [] for batch in batches}
+    for batch in batches:
+        tasks[_name(batch)] = _generation(model, batch, args, prefills[batch])
+    samples = take_turns(tasks, args.rounds, group, "bench decode")
+    samples.seconds["bound"] = [seconds / BOUND_PASSES for seconds in samples.seconds["bound"]]
+    weight_bytes = sum(weight.nbytes for weight in weights)
+    return {
+        "machine": machine_facts(group),
+        "model": describe(model.config, num_params(model)),
+        "dtype": str(model.dtype),
+        "rounds": args.rounds,
+        "clock": args.clock,
+        "prompt_tokens": args.prompt,
+        "new_tokens": args.tokens,
+        "weight_bytes_a_rank": weight_bytes,
+        "weights_exceed_cache": weight_bytes >= CACHE_BYTES,
+        "bound_seconds": {"least": samples.least("bound"), "median": samples.median("bound")},
+        "bound_bytes_per_second": weight_bytes / samples.least("bound"),
+        "batches": [_of_batch(batch, samples, min(prefills[batch][1:]) / args.prompt, group) for batch in batches],
+    }
+
+
+def _model(args: argparse.Namespace, group: Group) -> CausalLM:
+    if args.model is None:
+        return random_model(config_of(args, "llama", args.prompt + args.tokens + 1), group, args.dtype)
+    from mpitp.checkpoint.load import load_model
+
+    return load_model(args.model, group, dtype=args.dtype)
+
+
+def _name(batch: int) -> str:
+    return f"batch {batch}"
+
+
+def _reading(weights: list[Any]) -> Callable[[], None]:
+    """W x over all weights, a few times."""
+    rng = np.random.default_rng(0)
+    vectors = {(w.shape[1], w.dtype): rng.standard_normal(w.shape[1]).astype(w.dtype) for w in weights}
+    outs = {w.shape[0]: np.empty(w.shape[0], w.dtype) for w in weights}
+
+    def read() -> None:
+        for _ in range(BOUND_PASSES):
+            for w in weights:
+                np.matmul(w, vectors[w.shape[1], w.dtype], out=outs[w.shape[0]])
+
+    return read
+
+
+def _generation(model: CausalLM, batch: int, args: argparse.Namespace, prefills: list[float]) -> Task:
+    """A task whose time is the seconds of one decode step, all `batch` texts together; prefill seconds are appended."""
+    prompts = np.random.default_rng(3).integers(0, model.config.vocab_size, (batch, args.prompt)).tolist()
+    clock = CLOCKS[args.clock]
+
+    def task() -> float:
+        times = [clock()]  # then when each token was known: `batch` of them a step
+        generate(model, prompts, args.tokens, eos_ids=(), on_token=lambda _index, _token: times.append(clock()))
+        prefills.append(times[1] - times[0])
+        return (times[-1] - times[batch]) / (args.tokens - 1)
+
+    return task
+
+
+def _of_batch(batch: int, samples: Samples, prefill_seconds: float, group: Group) -> dict[str, Any]:
+    """`prefill_seconds`: this rank's least, for one prompt token of each text; the slowest rank's counts."""
+    name = _name(batch)
+    prefill_seconds = float(group.all_reduce(np.array([prefill_seconds]), op="max")[0])
+    least, median = samples.ratio("bound", name)
+    return {
+        "batch": batch,
+        "step_seconds": {"least": samples.least(name), "median": samples.median(name)},
+        "tokens_per_second": {"best": batch / samples.least(name), "median": batch / samples.median(name)},
+        "of_bound": {"least": least, "median": median},
+        "prefill_tokens_per_second": batch / prefill_seconds,
+    }
+
+
+def report(facts: dict[str, Any]) -> list[str]:
+    """The lines to print."""
+    bound = facts["bound_seconds"]
+    megabytes, rate = facts["weight_bytes_a_rank"] / 1e6, facts["bound_bytes_per_second"] / 1e9
+    lines = [
+        facts["model"],
+        f"prompts of {facts['prompt_tokens']} tokens, {facts['new_tokens']} new ones, greedy, {facts['dtype']}; "
+        f"{facts['rounds']} rounds, generation and weight reading in turn, {facts['clock']} time",
+        f"weight-reading bound: {megabytes:.1f} MB a rank by W @ x in {1e3 * bound['least']:.1f} ms "
+        f"(median {1e3 * bound['median']:.1f} ms) = {rate:.2f} GB/s",
+    ]
+    if not facts["weights_exceed_cache"]:
+        lines.append("(weights this small may stay in a cache: the bound is then not that of the memory)")
+    titles = ("ms a step", "median", "tokens/s", "median", "of bound", "median", "prefill tok/s")
+    lines += ["", f"{'batch':>5}" + "".join(f"{title:>14}" for title in titles)]
+    for row in facts["batches"]:
+        step, speed, of_bound = row["step_seconds"], row["tokens_per_second"], row["of_bound"]
+        lines.append(
+            f"{row['batch']:>5}{1e3 * step['least']:>14.1f}{1e3 * step['median']:>14.1f}{speed['best']:>14.1f}"
+            f"{speed['median']:>14.1f}{of_bound['least']:>14.2f}{of_bound['median']:>14.2f}"
+            f"{row['prefill_tokens_per_second']:>14.1f}"
+        )
+    if len(facts["batches"]) > 1:
+        first, last = facts["batches"][0], facts["batches"][-1]
+        gain = last["tokens_per_second"]["best"] / first["tokens_per_second"]["best"]
+        lines.append(f"{last['batch']} texts together: {gain:.2f} times the tokens/s of one")
+    return lines

@@ -1,0 +1,119 @@
+r"""The matrix products of a training step, to be timed alone: the floor under the step's time.
+
+A linear with weight W [n, k] on this rank takes three products of 2 t n k operations each,
+
+    y = x W^T      dx = dy W      dW = dy^T x
+
+and attention takes, for each sequence, query head and tile of query rows (the keys that its last row sees), two
+forward and five backward:
+
+    S = q k^T   o = P v   |   S = q k^T   dP = do v^T   dv = P^T do   dk = dS^T q   dq = dS k
+
+They run on arrays laid out as in the step (transposed views, heads as strided views of the fused projection) and write
+into memory that is already there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitp.models.model import CausalLM
+
+Array = Any
+
+TILE_ROWS = 64  # query rows of a tile of attention
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out = a @ b."""
+
+    a: Array
+    b: Array
+    out: Array
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.a.shape[0] * self.a.shape[1] * self.b.shape[1]
+
+
+def run_products(products: Sequence[Product]) -> None:
+    """Compute them all."""
+    for product in products:
+        np.matmul(product.a, product.b, out=product.out)
+
+
+def linear_weights(model: CausalLM) -> Iterator[Array]:
+    """This rank's weights that are multiplied by activations; a tied table counts as the head that it is."""
+    for name, param in model.named_params():
+        is_lookup = name == "positions.weight" or (name == "embedding.weight" and not model.config.tied)
+        if param.data.ndim == 2 and not is_lookup:
+            yield param.data
+
+
+def linear_products(model: CausalLM, num_tokens: int) -> list[Product]:
+    """The three products of every linear of the model, for `num_tokens` rows."""
+    arrays = _Arrays(model.dtype)
+    products = []
+    for w in linear_weights(model):
+        n, k = w.shape
+        x, dy = arrays.get("x", num_tokens, k), arrays.get("dy", num_tokens, n)
+        products.append(Product(x, w.T, arrays.get("y", num_tokens, n)))
+        products.append(Product(dy, w, arrays.get("dx", num_tokens, k)))
+        products.append(Product(dy.T, x, arrays.get("dw", n, k)))
+    return products
+
+
+def attention_products(model: CausalLM, lengths: Sequence[int]) -> list[Product]:
+    """Those of this rank's heads in all blocks, for sequences of these lengths."""
+    heads, dim = model.layout.heads(model.config.heads, model.config.kv_heads), model.config.head_dim
+    arrays = _Arrays(model.dtype)
+    a, g = heads.query.size, len(heads.kv)
+    products = []
+    for length in lengths:
+        qkv = arrays.get("qkv", length, (a + 2 * g) * dim).reshape(length, a + 2 * g, dim)
+        do = arrays.get("do", length, a * dim).reshape(length, a, dim)
+        for head in range(a):
+            kv = a + heads.kv_index(head)
+            products += _head_products(arrays, qkv[:, head], qkv[:, kv], qkv[:, kv + g], do[:, head])
+    return products * model.config.num_layers
+
+
+def _head_products(arrays: _Arrays, q: Array, k: Array, v: Array, do: Array) -> list[Product]:
+    products = []
+    length, dim = q.shape
+    q_head = arrays.get("q", length, dim)  # scaled, so contiguous
+    for start in range(0, length, TILE_ROWS):
+        stop = min(start + TILE_ROWS, length)
+        rows, cols = slice(start, stop), slice(0, stop)
+        scores, dscores = arrays.get("scores", stop - start, stop), arrays.get("dscores", stop - start, stop)
+        of_rows, of_cols = arrays.get("rows", length, dim)[rows], arrays.get("cols", stop, dim)
+        products += [
+            Product(q_head[rows], k[cols].T, scores),
+            Product(scores, v[cols], of_rows),
+            Product(q_head[rows], k[cols].T, scores),
+            Product(do[rows], v[cols].T, dscores),
+            Product(scores.T, do[rows], of_cols),
+            Product(dscores.T, q_head[rows], of_cols),
+            Product(dscores, k[cols], of_rows),
+        ]
+    return products
+
+
+class _Arrays:
+    """Arrays by role and shape, filled with numbers of ordinary size and shared by the products."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._made: dict[tuple[str, int, int], Array] = {}
+        self._dtype, self._rng = dtype, np.random.default_rng(0)
+
+    def get(self, role: str, rows: int, cols: int) -> Array:
+        key = (role, rows, cols)
+        if key not in self._made:
+            self._made[key] = self._rng.standard_normal((rows, cols), np.float32).astype(self._dtype)
+        return self._made[key]

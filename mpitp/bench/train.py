@@ -1,0 +1,218 @@
+"""`mpitp bench train`: the training step against the time of its own matrix products."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from mpitp.bench.machine import machine_facts
+from mpitp.bench.products import Product, attention_products, linear_products, run_products
+from mpitp.bench.profile import COMMUNICATION, Stopwatch, watch_functions, watch_group
+from mpitp.bench.random_model import random_model
+from mpitp.bench.sizes import config_of, describe
+from mpitp.bench.timing import CLOCKS, Clock, Samples, clocked, say_progress, take_turns
+from mpitp.bench.traffic import step_traffic
+from mpitp.comm.group import Group
+from mpitp.models.batch import Batch
+from mpitp.models.config import DecoderConfig
+from mpitp.models.model import CausalLM
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.train.step import TrainStep
+
+SQUARE = 1024  # side of the product whose rate is called the SGEMM rate
+PROFILED_STEPS = 3
+FLOOR = ("linear products", "attention products")
+REST = "Python, residual sums and the rest"
+
+
+def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
+    """All numbers of the benchmark, equal on every rank."""
+    config = config_of(args, args.model, max_positions=args.seq)
+    batch = random_batch(config, args.batch, args.seq)
+    model = random_model(config, group, args.dtype)
+    step = step_of(model, batch)
+    linears = linear_products(model, len(batch.tokens))
+    attention = attention_products(model, batch.seqs.lengths)
+    square = square_product(args.dtype)
+    clock = CLOCKS[args.clock]
+    tasks = {
+        "step": clocked(step, clock),
+        FLOOR[0]: clocked(lambda: run_products(linears), clock),
+        FLOOR[1]: clocked(lambda: run_products(attention), clock),
+        "square": clocked(lambda: run_products([square]), clock),
+    }
+    blocks = (args.invariant_blocks or config.heads) if args.invariant else 0
+    if blocks:
+        invariant_model = random_model(config, group, args.dtype, blocks)
+        tasks["invariant step"] = clocked(step_of(invariant_model, batch), clock)
+    samples = take_turns(tasks, args.steps, group, "bench train")
+    return {
+        "machine": machine_facts(group),
+        "model": describe(config, num_params(model)),
+        "tokens_per_step": len(batch.tokens),
+        "sequences": len(batch.seqs.lengths),
+        "dtype": args.dtype,
+        "clock": args.clock,
+        "steps": args.steps,
+        **_times(samples, len(batch.tokens), linears, attention, square),
+        "profile": _profile(step, group, clock),
+        "communication": _communication(step, config, batch, model),
+        **({"invariant": _invariant(samples, blocks)} if blocks else {}),
+    }
+
+
+def random_batch(config: DecoderConfig, sequences: int, length: int) -> Batch:
+    """Random token ids and targets, the same on every rank."""
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, (sequences, length + 1))
+    return Batch.of_rows(ids[:, :-1], ids[:, 1:])
+
+
+def step_of(model: CausalLM, batch: Batch) -> Callable[[], Any]:
+    """One optimizer step of the model on the batch: forward, backward, gradient norm, clipping, AdamW."""
+    step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
+    return lambda: step([batch], lr=1e-5)
+
+
+def num_params(model: CausalLM) -> int:
+    """Elements of all global parameters."""
+    owned = 0
+    for _, param in model.named_params():
+        other = param.data.size // max(param.spec.shape[param.spec.dim], 1)
+        owned += sum(len(part.owned) for part in param.spec.parts) * other
+    return int(model.layout.group.all_reduce(np.array([owned]))[0])
+
+
+def square_product(dtype: str) -> Product:
+    """A product large enough for the BLAS to show its best."""
+    a, b = np.random.default_rng(2).standard_normal((2, SQUARE, SQUARE)).astype(dtype)
+    return Product(a, b, np.empty_like(a))
+
+
+def _times(
+    samples: Samples, tokens: int, linears: list[Product], attention: list[Product], square: Product
+) -> dict[str, Any]:
+    flops = sum(product.flops for product in (*linears, *attention))
+    least, median = samples.ratio("step", *FLOOR)
+    return {
+        "step_seconds": {"least": samples.least("step"), "median": samples.median("step")},
+        "floor_seconds": {"least": samples.least(*FLOOR), "median": samples.median(*FLOOR)},
+        "floor_parts_least_seconds": {name: samples.least(name) for name in FLOOR},
+        "step_to_floor": {"least": least, "median": median},
+        "step_to_linear_products": dict(zip(("least", "median"), samples.ratio("step", FLOOR[0]), strict=True)),
+        "tokens_per_second": {"best": tokens / samples.least("step"), "median": tokens / samples.median("step")},
+        "floor_flops": flops,
+        "floor_gflops": flops / samples.least(*FLOOR) / 1e9,
+        "square_gflops": square.flops / samples.least("square") / 1e9,
+    }
+
+
+def _profile(step: Callable[[], Any], group: Group, clock: Clock) -> dict[str, float]:
+    """Seconds a step by category, rank 0's, of the fastest of a few profiled steps."""
+    best: dict[str, float] = {}
+    for _ in range(PROFILED_STEPS):
+        say_progress(group, "bench train: profiled steps")
+        watch = Stopwatch(clock)
+        group.barrier()
+        with watch_functions(watch), watch_group(group, watch):
+            started = clock()
+            step()
+            total = clock() - started
+        parts = dict(sorted(watch.seconds.items(), key=lambda item: -item[1]))
+        parts |= {REST: total - sum(parts.values()), "total": total}
+        best = parts if not best or total < best["total"] else best
+    say_progress(group, "")
+    return group.broadcast_object(best)
+
+
+def _communication(step: Callable[[], Any], config: DecoderConfig, batch: Batch, model: CausalLM) -> dict[str, Any]:
+    """Collectives of one step as counted, beside the closed form, and the time in them."""
+    group, watch = model.layout.group, Stopwatch()
+    group.barrier()
+    with watch_group(group, watch) as calls:
+        step()
+    expected = step_traffic(config, group.size, len(batch.tokens), model.dtype.itemsize)
+    counted = {
+        "calls": len(calls.sizes) if group.size > 1 else 0,
+        "bytes_a_rank": calls.total_bytes if group.size > 1 else 0,
+        "seconds": watch.seconds[COMMUNICATION],
+        "expected_calls": sum(row.calls for row in expected),
+        "expected_bytes_a_rank": sum(row.total_bytes for row in expected),
+        "expected": [asdict(row) for row in expected],
+    }
+    return group.broadcast_object(counted)
+
+
+def _invariant(samples: Samples, blocks: int) -> dict[str, float]:
+    least, median = samples.ratio("invariant step", "step")
+    return {
+        "blocks": blocks,
+        "step_least_seconds": samples.least("invariant step"),
+        "step_median_seconds": samples.median("invariant step"),
+        "cost_percent_least": 100 * (least - 1),
+        "cost_percent_median": 100 * (median - 1),
+    }
+
+
+def report(facts: dict[str, Any]) -> list[str]:
+    """The lines to print."""
+    step, floor = facts["step_seconds"], facts["floor_seconds"]
+    ratio, speed, to_linears = facts["step_to_floor"], facts["tokens_per_second"], facts["step_to_linear_products"]
+    parts = facts["floor_parts_least_seconds"]
+    return [
+        facts["model"],
+        f"a step: {facts['sequences']} sequences, {facts['tokens_per_step']} tokens, {facts['dtype']}, "
+        f"AdamW, clipping; {facts['steps']} rounds, the step and its products in turn, {facts['clock']} time",
+        "",
+        f"{'':26}{'least':>12}{'median':>12}",
+        f"{'step':26}{step['least']:10.3f} s{step['median']:10.3f} s",
+        f"{'floor (matrix products)':26}{floor['least']:10.3f} s{floor['median']:10.3f} s   "
+        f"linears {parts[FLOOR[0]]:.3f} s, attention {parts[FLOOR[1]]:.3f} s",
+        f"{'step / floor':26}{ratio['least']:12.3f}{ratio['median']:12.3f}   (least by least; median of paired ratios)",
+        f"{'step / linear products':26}{to_linears['least']:12.3f}{to_linears['median']:12.3f}",
+        f"{'tokens/s':26}{speed['best']:12.0f}{speed['median']:12.0f}",
+        "",
+        f"GEMM rate: {facts['square_gflops']:.1f} GFLOP/s in a {SQUARE}^3 product; "
+        f"{facts['floor_gflops']:.1f} GFLOP/s in the floor's {facts['floor_flops'] / 1e9:.1f} GFLOP",
+        *_invariant_lines(facts),
+        *_profile_lines(facts["profile"]),
+        *_communication_lines(facts),
+    ]
+
+
+def _invariant_lines(facts: dict[str, Any]) -> list[str]:
+    if "invariant" not in facts:
+        return []
+    found = facts["invariant"]
+    return [
+        "",
+        f"invariant mode, {found['blocks']} blocks: least {found['step_least_seconds']:.3f} s, median "
+        f"{found['step_median_seconds']:.3f} s; it costs {found['cost_percent_least']:.1f} % (least by least), "
+        f"{found['cost_percent_median']:.1f} % (median of paired ratios)",
+    ]
+
+
+def _profile_lines(profile: dict[str, float]) -> list[str]:
+    total = profile["total"]
+    lines = ["", "where a profiled step goes (rank 0)"]
+    for name, seconds in profile.items():
+        lines.append(f"  {name:36}{1e3 * seconds:10.1f} ms{100 * seconds / total:8.1f} %")
+    return lines
+
+
+def _communication_lines(facts: dict[str, Any]) -> list[str]:
+    found = facts["communication"]
+    if not found["expected"]:
+        return ["", "communication: none on one rank"]
+    verdict = "as expected" if found["bytes_a_rank"] == found["expected_bytes_a_rank"] else "NOT as expected"
+    lines = [
+        "",
+        f"communication: {1e3 * found['seconds']:.1f} ms, {found['calls']} collectives with {found['bytes_a_rank']} "
+        f"bytes a rank ({verdict}: {found['expected_calls']} with {found['expected_bytes_a_rank']})",
+    ]
+    for row in found["expected"]:
+        lines.append(f"  {row['what']:20}{row['calls']:6} x, together {row['total_bytes'] / 2**20:10.3f} MiB")
+    return lines
