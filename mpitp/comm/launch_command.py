@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpitp.errors import LaunchError, UsageError
 
 _DESCRIPTION = """\
-Start an mpitp command on several ranks. The launcher is looked for in this order: the mpiexec beside this Python (as
-`pip install "mpitp[mpich]"` puts it there), srun inside a SLURM allocation, mpiexec or mpirun on the PATH. A launcher
-and an MPI library of different makes would start many one-rank jobs, which mpitp refuses."""
+Start an mpitp command on several ranks, with the launcher that belongs to the MPI library in use:
+
+  inside a SLURM allocation   srun; with --mpi=pmi2 when an MPICH is installed beside this Python (mpitp[mpich]);
+                              for an Open MPI beside it (mpitp[openmpi]) its own mpiexec, which finds the allocation
+  anywhere else               the mpiexec beside this Python, else mpiexec or mpirun on the PATH
+
+A launcher and an MPI library of different makes would start many one-rank jobs, which mpitp refuses. srun is also told
+to end the job when a rank dies (--kill-on-bad-exit) and, again, the job's --cpus-per-task, which it doesn't inherit."""
 
 _EPILOG = """\
 examples:
   mpitp launch -n 4 -- train run.toml
   mpitp launch -n 2 -- doctor
-  mpitp launch -n 64 --launcher "srun --mpi=pmi2 -c 8" -- train run.toml
+  mpitp launch -- train run.toml                       in a SLURM allocation: on all its tasks
+  mpitp launch -n 64 --launcher "srun --mpi=pmix" -- train run.toml
   mpitp launch -n 2 -- my_script.py --its options      a script of your own, run by `python -m mpi4py`
   mpitp launch -n 4 --dry-run -- generate --model DIR --prompt Hello
+  MPITP_LAUNCHER=ibrun mpitp launch -n 8 -- doctor     the same as --launcher ibrun
 
 Each rank's BLAS gets the cores it may use, divided by the ranks on its node, unless OMP_NUM_THREADS is set."""
 
@@ -40,7 +48,7 @@ _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A command that starts ranks; `kind` is "open mpi", "hydra", "srun", or "" for one that the user named."""
+    """A command that starts ranks; `kind` is "open mpi", "hydra", "srun", "ibrun", or "" for one that isn't known."""
 
     command: tuple[str, ...]
     kind: str
@@ -48,11 +56,22 @@ class Launcher:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp launch`."""
-    parser.usage = "mpitp launch [-h] -n N [--launcher COMMAND] [--bind {none,core,numa}] [--dry-run] -- VERB ..."
+    parser.usage = "mpitp launch [-h] [-n N] [--launcher COMMAND] [--bind {none,core,numa}] [--dry-run] -- VERB ..."
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many ranks to start")
-    parser.add_argument("--launcher", metavar="COMMAND", help='use this launcher, e.g. "ibrun"; "-n N" is added')
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="how many ranks to start (default: the tasks of the SLURM allocation)",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        default=os.environ.get("MPITP_LAUNCHER"),
+        help='use this launcher, e.g. "ibrun"; "-n N" is added (default: the variable MPITP_LAUNCHER)',
+    )
     parser.add_argument(
         "--bind", choices=("none", "core", "numa"), help="bind each rank to a core or NUMA node (default: none)"
     )
@@ -65,12 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the launcher's, so that signals and the exit code are the job's own."""
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if args.ranks < 1:
-        raise UsageError(f"-n {args.ranks}: a job has at least one rank")
+    ranks = number_of_ranks(args.ranks, os.environ)
     if not words:
         raise UsageError("nothing to launch; write the command after --, for example: mpitp launch -n 2 -- doctor")
     launcher = find_launcher(args.launcher, os.environ)
-    command = [*launcher.command, "-n", str(args.ranks), *bind_options(launcher, args.bind), *rank_command(words)]
+    command = [*launcher.command, *count_options(launcher, ranks), *bind_options(launcher, args.bind)]
+    command += rank_command(words)
     added = launcher_variables(launcher, os.environ, is_root=os.geteuid() == 0)
     if added:
         _note("set for Open MPI: " + " ".join(f"{name}={value}" for name, value in added.items()))
@@ -86,30 +105,111 @@ def rank_command(words: list[str]) -> list[str]:
     return [sys.executable, "-m", module, *words]
 
 
+def number_of_ranks(wanted: int | None, environ: Mapping[str, str]) -> int:
+    """What `-n` says, else the tasks of the SLURM allocation. Raises UsageError when neither does."""
+    if wanted is None:
+        told = environ.get("SLURM_NTASKS", "")
+        if not told.isdecimal():
+            raise UsageError("how many ranks? Say -n N (inside a SLURM allocation with --ntasks it may be left out)")
+        wanted = int(told)
+    if wanted < 1:
+        raise UsageError(f"-n {wanted}: a job has at least one rank")
+    return wanted
+
+
+def count_options(launcher: Launcher, ranks: int) -> list[str]:
+    """How the launcher is told the number of ranks. TACC's ibrun takes it only together with an offset."""
+    return ["-n", str(ranks), *(["-o", "0"] if launcher.kind == "ibrun" else [])]
+
+
 def find_launcher(named: str | None, environ: Mapping[str, str]) -> Launcher:
     """The launcher to use. Raises LaunchError when there is none."""
-    if named:
-        command = tuple(shlex.split(named))
-        if not command or shutil.which(command[0]) is None:
-            raise LaunchError(f"--launcher {named!r}: there is no such command on the PATH")
-        return Launcher(command, "srun" if Path(command[0]).name == "srun" else "")
     beside = Path(sys.executable).parent / "mpiexec"
-    if os.access(beside, os.X_OK):
-        return Launcher((str(beside),), _kind_of(str(beside)))
-    if "SLURM_JOB_ID" in environ and shutil.which("srun"):
-        return Launcher(("srun", "--kill-on-bad-exit=1"), "srun")
+    make = make_of(str(beside)) if os.access(beside, os.X_OK) else ""
+    if named:
+        return _named_launcher(named, make, environ)
+    if "SLURM_JOB_ID" in environ and shutil.which("srun") and make in ("", "mpich"):
+        mpi_types = _mpi_types_of_srun() if make else ()
+        if not make or "pmi2" in mpi_types:
+            return Launcher(("srun", *srun_options((), environ, make, mpi_types)), "srun")
+    if make:
+        return Launcher((str(beside),), _KINDS[make])
     found = shutil.which("mpiexec") or shutil.which("mpirun")
     if found:
-        return Launcher((found,), _kind_of(found))
+        return Launcher((found,), _KINDS[make_of(found)])
     raise LaunchError(
         "no MPI launcher found: no mpiexec beside this Python or on the PATH, and no SLURM allocation; install an MPI "
         'into this environment with pip install "mpitp[mpich]", or load the MPI module of this site'
     )
 
 
-def _kind_of(mpiexec: str) -> str:
+def srun_options(
+    given: Sequence[str], environ: Mapping[str, str], make: str, mpi_types: Collection[str]
+) -> tuple[str, ...]:
+    """What srun must be told beyond the options given; the user's words and SLURM's own variables go before.
+
+    `make`: of the MPI library beside this Python ("": there is none, the site's own is in use and srun's default is
+    right). `mpi_types`: what `srun --mpi=list` lists.
+    """
+    options = []
+    if not _has_option(given, "-K", "--kill-on-bad-exit") and "SLURM_KILL_BAD_EXIT" not in environ:
+        options.append("--kill-on-bad-exit=1")  # else the other ranks wait for a dead one until the time limit
+    if make == "mpich" and "pmi2" in mpi_types and not _has_option(given, "--mpi") and "SLURM_MPI_TYPE" not in environ:
+        options.append("--mpi=pmi2")
+    cpus = environ.get("SRUN_CPUS_PER_TASK") or environ.get("SLURM_CPUS_PER_TASK")
+    if cpus and not _has_option(given, "-c", "--cpus-per-task"):
+        options.append(f"--cpus-per-task={cpus}")  # since SLURM 22.05 a step doesn't inherit it
+    if _is_in_step(environ) and not _has_option(given, "--overlap"):
+        options.append("--overlap")  # the step around us holds the cores; without this the new one waits for ever
+    return tuple(options)
+
+
+def _named_launcher(named: str, make: str, environ: Mapping[str, str]) -> Launcher:
+    """The user's own words, completed where the launcher is a known one."""
+    words = shlex.split(named)
+    places = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    found = shutil.which(words[0], path=places) if words else None
+    if found is None:
+        raise LaunchError(f"launcher {named!r}: there is no such command on the PATH")
+    name = Path(words[0]).name
+    if name == "srun":
+        mpi_types = _mpi_types_of_srun() if make == "mpich" else ()
+        return Launcher((*words, *srun_options(words[1:], environ, make, mpi_types)), "srun")
+    if name in ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun"):
+        return Launcher((found, *words[1:]), _KINDS[make_of(found)])
+    return Launcher(tuple(words), "ibrun" if name == "ibrun" else "")
+
+
+_KINDS = {"open mpi": "open mpi", "mpich": "hydra", "other": "hydra"}
+
+
+def make_of(mpiexec: str) -> str:
+    """Which MPI an mpiexec belongs to: "open mpi", "mpich", or "other" (Intel MPI and its like)."""
     told = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
-    return "open mpi" if any(name in told for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")) else "hydra"
+    if any(name in told for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
+        return "open mpi"
+    return "mpich" if "HYDRA build details" in told else "other"
+
+
+def _mpi_types_of_srun() -> tuple[str, ...]:
+    told = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, check=False, timeout=30)
+    return tuple(re.findall(r"\w+", told.stdout + told.stderr))
+
+
+def _has_option(words: Sequence[str], *names: str) -> bool:
+    """Whether an option is among the words: as `--name`, `--name=value`, `-c` or `-c4`."""
+    for word in words:
+        for name in names:
+            if word == name or word.startswith(name + "=" if name.startswith("--") else name):
+                return True
+    return False
+
+
+_INTERACTIVE_STEP = "4294967290"  # where salloc may put its shell; steps of other commands overlap with it anyway
+
+
+def _is_in_step(environ: Mapping[str, str]) -> bool:
+    return environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
 
 
 def bind_options(launcher: Launcher, binding: str | None) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,15 @@ import pytest
 
 from mpitp import cli
 from mpitp.comm import launch_command
-from mpitp.comm.launch_command import Launcher, bind_options, find_launcher, launcher_variables, rank_command
+from mpitp.comm.launch_command import (
+    Launcher,
+    bind_options,
+    count_options,
+    find_launcher,
+    launcher_variables,
+    number_of_ranks,
+    rank_command,
+)
 from mpitp.errors import LaunchError, UsageError
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -26,6 +35,8 @@ def bin_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     """A folder for this Python (with nothing beside it yet) and one that is all of PATH."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "MPITP_"))]:
+        monkeypatch.delenv(name)
     return tmp_path / "venv", tmp_path / "path"
 
 
@@ -37,9 +48,73 @@ def test_order_of_launchers(bin_dirs: tuple[Path, Path]) -> None:
     assert find_launcher(None, {}).kind == "open mpi"
     assert find_launcher(None, {"SLURM_JOB_ID": "1"}) == Launcher(("srun", "--kill-on-bad-exit=1"), "srun")
     mpiexec = script(venv / "mpiexec")
-    assert find_launcher(None, {"SLURM_JOB_ID": "1"}) == Launcher((str(mpiexec),), "hydra")
+    assert find_launcher(None, {}) == Launcher((str(mpiexec),), "hydra")
+
+
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "4"}
+LIST = "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n'"
+
+
+@pytest.mark.parametrize(
+    ("beside", "srun", "expected"),
+    [
+        (None, LIST, ("srun", "--kill-on-bad-exit=1", "--cpus-per-task=4")),  # the site's MPI: srun knows it
+        ("HYDRA build details", LIST, ("srun", "--kill-on-bad-exit=1", "--mpi=pmi2", "--cpus-per-task=4")),
+        ("HYDRA build details", "echo none pmix", ("mpiexec",)),
+        ("mpirun (Open MPI) 5.0.11", LIST, ("mpiexec",)),
+        ("Intel(R) MPI Library for Linux* OS", LIST, ("mpiexec",)),
+    ],
+)
+def test_launcher_in_a_slurm_allocation(
+    bin_dirs: tuple[Path, Path], beside: str | None, srun: str, expected: tuple[str, ...]
+) -> None:
+    venv, path = bin_dirs
+    script(path / "srun", srun)
+    if beside:
+        script(venv / "mpiexec", f"echo '{beside}'")
+    command = find_launcher(None, SLURM).command
+    assert command == tuple(word.replace("mpiexec", f"{venv}/mpiexec") for word in expected)
+
+
+@pytest.mark.parametrize(
+    ("named", "environ", "expected"),
+    [
+        ("srun", SLURM, "srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=4"),
+        ("srun --mpi=pmix -c2 -K0", SLURM, "srun --mpi=pmix -c2 -K0"),
+        ("srun --cpus-per-task 2", SLURM, "srun --cpus-per-task 2 --kill-on-bad-exit=1 --mpi=pmi2"),
+        ("srun", {"SLURM_MPI_TYPE": "pmix", "SLURM_KILL_BAD_EXIT": "1"}, "srun"),
+        ("srun -N1", {"SLURM_STEP_ID": "0"}, "srun -N1 --kill-on-bad-exit=1 --mpi=pmi2 --overlap"),
+        ("srun", {"SLURM_STEP_ID": "4294967290"}, "srun --kill-on-bad-exit=1 --mpi=pmi2"),
+        ("srun", {"SRUN_CPUS_PER_TASK": "3"}, "srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=3"),
+        ("ibrun -v", SLURM, "ibrun -v"),
+        ("mpirun -v", SLURM, "BESIDE/mpirun -v"),
+    ],
+)
+def test_named_launchers_are_completed(
+    bin_dirs: tuple[Path, Path], named: str, environ: dict[str, str], expected: str
+) -> None:
+    venv, path = bin_dirs
+    script(path / "srun", LIST)
     script(path / "ibrun")
-    assert find_launcher("ibrun -v", {}) == Launcher(("ibrun", "-v"), "")
+    script(venv / "mpiexec")
+    script(venv / "mpirun")
+    assert " ".join(find_launcher(named, environ).command) == expected.replace("BESIDE", str(venv))
+
+
+def test_kinds_of_named_launchers(bin_dirs: tuple[Path, Path]) -> None:
+    script(bin_dirs[1] / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    script(bin_dirs[1] / "ibrun")
+    assert find_launcher("mpirun", {}).kind == "open mpi"
+    ibrun = find_launcher("ibrun", {})
+    assert count_options(ibrun, 8) == ["-n", "8", "-o", "0"]
+    assert count_options(Launcher(("m",), "hydra"), 8) == ["-n", "8"]
+
+
+def test_number_of_ranks() -> None:
+    assert number_of_ranks(3, SLURM) == 3
+    assert number_of_ranks(None, SLURM) == 8
+    with pytest.raises(UsageError, match="how many ranks"):
+        number_of_ranks(None, {})
 
 
 def test_no_launcher(bin_dirs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +165,22 @@ def test_dry_run_prints_the_command(bin_dirs: tuple[Path, Path], capsys: pytest.
     assert cli.main(["launch", "-n", "3", "--dry-run", "--", "train", "a b.toml"]) == 0
     expected = f"mpitp launch: {bin_dirs[0]}/mpiexec -n 3 {sys.executable} -m mpitp train 'a b.toml'\n"
     assert capsys.readouterr().err == expected
+
+
+def test_dry_run_in_an_allocation(
+    bin_dirs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(bin_dirs[0] / "mpiexec")
+    script(bin_dirs[1] / "srun", LIST)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["launch", "--dry-run", "--", "train", "x.toml"]) == 0
+    expected = f"srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=4 -n 8 {sys.executable} -m mpitp train x.toml"
+    assert capsys.readouterr().err == f"mpitp launch: {expected}\n"
+    monkeypatch.setenv("MPITP_LAUNCHER", "ibrun")
+    script(bin_dirs[1] / "ibrun")
+    assert cli.main(["launch", "--dry-run", "--", "doctor"]) == 0
+    assert capsys.readouterr().err == f"mpitp launch: ibrun -n 8 -o 0 {sys.executable} -m mpitp doctor\n"
 
 
 def test_own_python_is_used_when_the_command_is_replaced(monkeypatch: pytest.MonkeyPatch, bin_dirs) -> None:
