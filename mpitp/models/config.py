@@ -62,6 +62,8 @@ class DecoderConfig:
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ConfigError(f"config.json: {name} must be at least 1, got {getattr(self, name)}")
+        if not self.norm_eps >= 0:
+            raise ConfigError(f"config.json: the norm's epsilon must be at least 0, got {self.norm_eps}")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"config.json: {self.heads} attention heads can't share {self.kv_heads} KV heads evenly; "
@@ -160,7 +162,17 @@ class HfConfigReader:
     def eos_ids(self) -> tuple[int, ...]:
         """The end-of-text ids: one, several or none."""
         value = self.raw.get("eos_token_id")
-        return tuple(value) if isinstance(value, list) else () if value is None else (value,)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for token in ids:
+            self._check_id("eos_token_id", token)
+        return tuple(ids)
+
+    def bos_id(self) -> int | None:
+        """The begin-of-text id, or None."""
+        value = self.raw.get("bos_token_id")
+        if value is not None:
+            self._check_id("bos_token_id", value)
+        return value
 
     def finish(self) -> None:
         """Refuse keys that were not taken and are not known to be harmless, and harmless ones with harmful values."""
@@ -176,10 +188,14 @@ class HfConfigReader:
             if key not in self._taken and value is not None and value not in allowed:
                 raise ConfigError(f"config.json: {key}={value!r} is not supported; supported: {allowed[0]!r}")
         layer_types = self.raw.get("layer_types")
-        if layer_types is not None and set(layer_types) - {"full_attention"}:
-            raise ConfigError(
-                f"config.json: layer_types {sorted(set(layer_types))} is not supported; only full_attention is"
-            )
+        if layer_types is not None and (
+            not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
+        ):
+            raise ConfigError(f"config.json: layer_types {layer_types!r} is not supported; only full_attention is")
+
+    def _check_id(self, key: str, token: Any) -> None:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ConfigError(f"config.json: {key} must be made of whole numbers, got {token!r}")
 
     def _take(self, key: str, default: Any) -> Any:
         self._taken.add(key)

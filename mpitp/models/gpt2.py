@@ -49,7 +49,7 @@ def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
         out_bias=True,
         mlp_bias=True,
         eos_ids=read.eos_ids(),
-        bos_id=raw.get("bos_token_id"),
+        bos_id=read.bos_id(),
         hf=dict(raw),
     )
     read.finish()

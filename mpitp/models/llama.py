@@ -21,6 +21,7 @@ from mpitp.models.names import HfPiece
 # Derived buffers of older checkpoints that hold no weights.
 IGNORABLE_TENSORS = ("*.rotary_emb.inv_freq",)
 
+_DEFAULT_THETA = 10000.0
 _SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -52,7 +53,7 @@ def _read(raw: Mapping[str, Any], model_type: str) -> DecoderConfig:
         num_layers=read.integer("num_hidden_layers"),
         heads=heads,
         kv_heads=read.integer("num_key_value_heads", heads),
-        head_dim=read.integer("head_dim", hidden // max(heads, 1)),
+        head_dim=_read_head_dim(read, hidden, heads),
         ffn_hidden=read.integer("intermediate_size"),
         max_positions=read.integer("max_position_embeddings", 2048),
         norm_eps=read.number("rms_norm_eps", 1e-6),
@@ -65,36 +66,42 @@ def _read(raw: Mapping[str, Any], model_type: str) -> DecoderConfig:
         rope_theta=theta,
         rope_scaling=scaling,
         eos_ids=read.eos_ids(),
-        bos_id=raw.get("bos_token_id"),
+        bos_id=read.bos_id(),
         hf=dict(raw),
     )
     read.finish()
     return config
 
 
+def _read_head_dim(read: HfConfigReader, hidden: int, heads: int) -> int:
+    if read.raw.get("head_dim") is None and (heads < 1 or hidden % heads):
+        raise ConfigError(
+            f"config.json: without a head_dim, hidden_size={hidden} must be a multiple of num_attention_heads={heads}"
+        )
+    return read.integer("head_dim", hidden // max(heads, 1))
+
+
 def _read_rope(read: HfConfigReader) -> tuple[float, dict[str, Any] | None]:
     """theta and the scaling (None: none), from either spelling."""
-    parameters, scaling = read.mapping("rope_parameters"), read.mapping("rope_scaling")
-    has_theta = read.raw.get("rope_theta") is not None
-    theta = read.number("rope_theta", 10000.0)
-    if parameters is None:
-        return theta, _checked_scaling(scaling)
-    new_theta = parameters.pop("rope_theta", theta)
-    if not isinstance(new_theta, int | float) or not new_theta > 0:
-        raise ConfigError(f"config.json: rope_parameters.rope_theta must be a positive number, got {new_theta!r}")
-    new_scaling = _checked_scaling(parameters)
-    if has_theta and theta != new_theta:
-        raise ConfigError(f"config.json: rope_theta={theta} contradicts rope_parameters.rope_theta={new_theta}")
-    if scaling is not None and _checked_scaling(scaling) != new_scaling:
-        raise ConfigError(f"config.json: rope_scaling={scaling} contradicts rope_parameters={parameters}")
-    return float(new_theta), new_scaling
+    read.number("rope_theta", _DEFAULT_THETA)
+    objects = {key: read.mapping(key) for key in ("rope_parameters", "rope_scaling")}
+    thetas = {"rope_theta": read.raw.get("rope_theta")}
+    thetas |= {f"{key}.rope_theta": values.get("rope_theta") for key, values in objects.items() if values}
+    given = {key: theta for key, theta in thetas.items() if theta is not None}
+    for key, theta in given.items():
+        _check_positive(key, theta)
+    scalings = {key: _checked_scaling(values) for key, values in objects.items() if values is not None}
+    for found in (given, scalings):
+        (first, value), *others = found.items() or [("", None)]
+        for key, other in others:
+            if other != value:
+                raise ConfigError(f"config.json: {first}={value} contradicts {key}={other}; one of them must go")
+    return float(next(iter(given.values()), _DEFAULT_THETA)), next(iter(scalings.values()), None)
 
 
-def _checked_scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
+def _checked_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if scaling.get("type", kind) != kind or kind not in _SCALING_KEYS:
+    if scaling.get("type", kind) != kind or not isinstance(kind, str) or kind not in _SCALING_KEYS:
         raise ConfigError(
             f"config.json: RoPE scaling type {kind!r} is not supported; supported: {', '.join(_SCALING_KEYS)}"
         )
@@ -104,9 +111,13 @@ def _checked_scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
             f"config.json: RoPE scaling {kind!r} needs the keys {_SCALING_KEYS[kind]}, got {tuple(values)}"
         )
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(f"config.json: RoPE scaling {key} must be a positive number, got {value!r}")
+        _check_positive(f"RoPE scaling {key}", value)
     return None if kind == "default" else {"rope_type": kind} | values
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"config.json: {name} must be a positive number, got {value!r}")
 
 
 def build_block(config: DecoderConfig, build: Builder, index: int) -> TransformerBlock:

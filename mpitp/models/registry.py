@@ -43,7 +43,7 @@ MODEL_TYPES: dict[str, ModelType] = {
 def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a parsed config.json. Raises ConfigError for a model_type or a key that isn't supported."""
     model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise ConfigError(
             f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
         )
