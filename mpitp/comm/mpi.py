@@ -52,7 +52,7 @@ class MpiGroup(Group):
         comm: Any,
         *,
         chunk_elements: int = 2**28,
-        pipeline_elements: int = 2**15,
+        pipeline_elements: int = 2**16,
         device_aware: bool | None = None,
     ) -> None:
         from mpi4py import MPI
