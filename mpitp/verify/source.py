@@ -53,14 +53,18 @@ class Source:
             )
         return self._load_layers(group, self.directory, self.layers)
 
-    def num_elements(self) -> int:
-        """Elements of all parameters of the model."""
-        layers = self.config.num_layers if self.layers is None else len(self.layers)
+    @property
+    def chosen_layers(self) -> range:
+        """The blocks of the whole model that this one has."""
+        return range(self.config.num_layers) if self.layers is None else self.layers
+
+    def num_elements(self, num_layers: int | None = None) -> int:
+        """Elements of all parameters of the model, or of one with so many blocks."""
         config = dataclasses.replace(self.config, num_layers=1)
         model = build_model(config, SerialGroup(), dtype=self.dtype, device=self.device)
         sizes = {name: math.prod(param.spec.shape) for name, param in model.named_params()}
         block = sum(size for name, size in sizes.items() if name.startswith("blocks."))
-        return sum(sizes.values()) + (layers - 1) * block
+        return sum(sizes.values()) + ((num_layers or len(self.chosen_layers)) - 1) * block
 
     def _load_layers(self, group: Group, directory: Path, layers: range) -> CausalLM:
         """A model of these blocks only; the other tensors of the directory are left alone."""
@@ -146,11 +150,11 @@ def parse_layers(text: str | None, num_layers: int) -> range | None:
     return chosen
 
 
-def needed_bytes(source: Source, ranks: int, steps: int) -> int:
+def needed_bytes(source: Source, ranks: int, steps: int, num_layers: int | None = None) -> int:
     """Memory on rank 0: weights, gradients, a record of both, optimizer state and updates; whole and its share."""
     copies = 4 + (3 if steps else 0)
     share = 1 + 1 / ranks
-    return int(source.num_elements() * np.dtype(source.dtype).itemsize * copies * share)
+    return int(source.num_elements(num_layers) * np.dtype(source.dtype).itemsize * copies * share)
 
 
 def check_memory(source: Source, ranks: int, steps: int, available: int | None) -> None:
@@ -158,12 +162,17 @@ def check_memory(source: Source, ranks: int, steps: int, available: int | None) 
     need = needed_bytes(source, ranks, steps)
     if available is None or need <= available:
         return
-    layers = source.config.num_layers if source.layers is None else len(source.layers)
-    fewer = max(1, int(layers * available / need) - 1)
-    first = 0 if source.layers is None else source.layers.start
+    first, layers = source.chosen_layers.start, len(source.chosen_layers)
+    one = needed_bytes(source, ranks, steps, 1)
+    fewer = 1 + int((available - one) * (layers - 1) / (need - one)) if one <= available else 0
+    advice = (
+        f"check fewer layers at a time: --layers {first}:{first + fewer}"
+        if fewer
+        else f"not even one layer fits ({one / 2**30:.2f} GiB); use a host with more memory"
+    )
     raise ConfigError(
         f"verify needs {need / 2**30:.2f} GiB on rank 0 for its share and the one-rank model, but "
-        f"{available / 2**30:.2f} GiB are free; check fewer layers at a time: --layers {first}:{first + fewer}"
+        f"{available / 2**30:.2f} GiB are free; {advice}"
     )
 
 
