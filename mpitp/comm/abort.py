@@ -37,16 +37,30 @@ INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
 def guarded(program: Callable[[], int]) -> int:
     """Run `program` and return its exit code. A failure is reported; on several ranks it ends the job from here."""
     try:
-        return program()
+        code = program()
     except Preempted as stop:  # all ranks have agreed to stop, so they can end in the ordinary way
         if _rank_and_size()[0] == 0:
             _say(str(stop))
-        return stop.exit_code
+        code = stop.exit_code
     except SystemExit as stop:
         code = _code_of(stop)
         return end_job(stop) if code else 0
     except BaseException as error:
         return end_job(error)
+    _let_every_rank_leave()
+    return code
+
+
+def _let_every_rank_leave() -> None:
+    """From here on only the exit code counts, and it must be the same on all ranks.
+
+    `srun --kill-on-bad-exit` terminates the other ranks the moment the first has left with a code, and reports 143
+    instead; a signal to stop that comes late would do the like.
+    """
+    if _rank_and_size()[1] > 1:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def end_job(error: BaseException) -> int:

@@ -103,6 +103,13 @@ class Group(ABC):
     def split(self, color: int, key: int) -> Group:
         """The group of the ranks that passed the same `color`, ordered by `key`."""
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> Array:
+        """An uninitialised array of module `xp`, best placed to be the operand of the group's next `all_reduce`.
+
+        Produce the operand straight into it. It is given away with the reduction: use the result, not the operand.
+        """
+        return xp.empty(shape, dtype)
+
     def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
         """Start `all_reduce`; don't touch x or out before `wait()`. Kinds that can't overlap do it at once."""
         return Pending.done(self.all_reduce(x, op, out))

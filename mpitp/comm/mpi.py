@@ -286,6 +286,14 @@ class MpiGroup(Group):
             device_aware=self._device_aware,
         )
 
+    def split_by_node(self) -> Group:
+        """The ranks of this rank's own node."""
+        comm = self.comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
+        if comm.Get_size() == 1:
+            comm.Free()
+            return SerialGroup()
+        return MpiGroup(comm, chunk_elements=self._chunk, pipeline_elements=self._pipeline)
+
     # Helpers
 
     def _wire(self, x: Array) -> Wire:

@@ -33,8 +33,10 @@ def world_group() -> Group:
     if size == 1:
         return SerialGroup()
     from mpitp.comm.mpi import MpiGroup
+    from mpitp.comm.node import place_on_nodes
 
-    return MpiGroup(mpi.COMM_WORLD)
+    world = MpiGroup(mpi.COMM_WORLD)
+    return place_on_nodes(world, world.split_by_node())
 
 
 def _start_mpi(claim: LaunchClaim) -> Any:

@@ -45,6 +45,9 @@ class WrappedGroup(Group):
     def _wrap_split(self, inner: Group) -> Group:
         """What stands in front of a group that was split off."""
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> Array:
+        return self.inner.empty(shape, dtype, xp)
+
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
         return self._around(_call("all_reduce", x, op), lambda: self.inner.all_reduce(x, op, out))
 

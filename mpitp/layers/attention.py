@@ -18,6 +18,7 @@ from typing import Any
 
 from mpitp.backend.arrays import array_module
 from mpitp.backend.rng import dropout_mask
+from mpitp.layers.cached_attention import attend_newest, query_groups
 from mpitp.layers.kv_cache import LayerCache
 from mpitp.layers.layout import Summation
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
@@ -67,19 +68,23 @@ class SelfAttention:
         self.dropout = dropout
         self.scale = head_dim**-0.5
         self.kv_index = [heads.kv_index(j) for j in range(heads.query.size)]
+        self.query_groups = query_groups(self.kv_index)
         self.grad_slots = GradSlots.of(heads)
 
     def forward(self, x: Array, seqs: Sequences, cache: LayerCache | None = None) -> tuple[Array, AttentionContext]:
-        """x [t, h] -> y [t, h]."""
+        """x [t, h] -> y [t, h]. With a cache the pass is for generation: its context is not one for backward."""
         qkv, qkv_ctx = self.qkv.forward(x)
         q, k, v = self._heads_of(qkv)
         if seqs.rotation is not None:
-            rope_forward(q, *seqs.rotation, out=q)
-            rope_forward(k, *seqs.rotation, out=k)
+            qk = self._rotated(qkv)
+            rope_forward(qk, *seqs.rotation, out=qk)
         o = array_module(x).empty(q.shape, x.dtype)  # [t, a/tp, d]
         lse = []
         for i, rows in seqs.rows():
             keys, values = cache.extend(i, seqs.past_of(i), k[rows], v[rows]) if cache else (k[rows], v[rows])
+            if cache and seqs.lengths[i] == 1:
+                attend_newest(q[rows.start], keys, values, self.query_groups, self.scale, out=o[rows.start])
+                continue
             mask = self.dropout.masks(seqs, i, self.heads, x)
             lse.append(
                 attention_forward(q[rows], keys, values, self.kv_index, self.scale, out=o[rows], dropout=mask)[1]
@@ -103,8 +108,8 @@ class SelfAttention:
             )  # fmt: skip
         self.grad_slots.collect(slots, dk, dv, self.summation)
         if ctx.seqs.rotation is not None:
-            rope_backward(dq, *ctx.seqs.rotation, out=dq)
-            rope_backward(dk, *ctx.seqs.rotation, out=dk)
+            dqk = self._rotated(dqkv)
+            rope_backward(dqk, *ctx.seqs.rotation, out=dqk)
         return self.qkv.backward(dqkv, ctx.qkv_linear)
 
     def _heads_of(self, qkv: Array) -> tuple[Array, Array, Array]:
@@ -112,6 +117,10 @@ class SelfAttention:
         a, g, d = self.heads.query.size, len(self.heads.kv), self.head_dim
         by_head = qkv.reshape(qkv.shape[0], a + 2 * g, d)
         return by_head[:, :a], by_head[:, a : a + g], by_head[:, a + g :]
+
+    def _rotated(self, qkv: Array) -> Array:
+        """View [t, (a + g)/tp, d] of the heads that RoPE turns: q and k, neighbours in the fused projection."""
+        return qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, : self.heads.query.size + len(self.heads.kv)]
 
     def params(self) -> dict[str, Param]:
         """Parameters by name."""

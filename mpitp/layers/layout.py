@@ -25,6 +25,10 @@ class Summation(ABC):
     """Adds the partial sums that the ranks of a group hold; every rank gets the whole."""
 
     @abstractmethod
+    def operand(self, shape: tuple[int, ...], like: Array) -> Array:
+        """An array to produce the first partial in: where the ranks add from, it need not be copied there."""
+
+    @abstractmethod
     def start(self, partials: Sequence[Array], like: Array) -> Pending:
         """Start adding. Partials are given away: the sum may be written over the first. `like`: one partial's shape."""
 
@@ -39,6 +43,10 @@ class LibrarySum(Summation):
 
     group: Group
 
+    def operand(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Memory of the group's choice."""
+        return self.group.empty(shape, like.dtype, array_module(like))
+
     def start(self, partials: Sequence[Array], like: Array) -> Pending:
         """Start the all-reduce of the local sum."""
         total = partials[0] if partials else array_module(like).zeros_like(like)
@@ -52,6 +60,10 @@ class OrderedSum(Summation):
     """Adds block by block in global order, whatever rank holds the block."""
 
     group: Group
+
+    def operand(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Ordinary memory."""
+        return array_module(like).empty(shape, like.dtype)
 
     def start(self, partials: Sequence[Array], like: Array) -> Pending:
         """Add at once: a strict order leaves nothing to overlap."""

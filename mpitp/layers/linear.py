@@ -76,7 +76,10 @@ class ColumnParallelLinear:
     def backward(self, dy: Array, ctx: LinearContext) -> Array:
         """dy [t, n/tp] -> dx [t, k]; the sum over ranks runs behind the weight gradient's product."""
         w, x = self.weight.data, ctx.x
-        dx_partials = [linear_input_grad(dy[:, rows], w[rows]) for rows in self.dx_blocks]
+        dx_partials = [
+            linear_input_grad(dy[:, rows], w[rows], out=None if i else self.copy.operand(x.shape, x))
+            for i, rows in enumerate(self.dx_blocks)
+        ]
         pending = self.copy.start_backward(dx_partials, like=x)
         dw = array_module(x).empty(w.shape, w.dtype)
         for rows in self.blocks:
@@ -108,8 +111,12 @@ class RowParallelLinear:
     def forward(self, x: Array) -> tuple[Array, LinearContext]:
         """x [t, k/tp] -> y [t, n]."""
         w = self.weight.data
-        y_partials = [linear_forward(x[:, cols], w[:, cols]) for cols in self.blocks]
-        like = y_partials[0] if y_partials else array_module(x).zeros((x.shape[0], w.shape[0]), x.dtype)
+        shape = (x.shape[0], w.shape[0])
+        y_partials = [
+            linear_forward(x[:, cols], w[:, cols], out=None if i else self.reduce.operand(shape, x))
+            for i, cols in enumerate(self.blocks)
+        ]
+        like = y_partials[0] if y_partials else array_module(x).zeros(shape, x.dtype)
         y = self.reduce.forward(y_partials, like)  # [t, n]
         if self.bias:
             y += self.bias.data

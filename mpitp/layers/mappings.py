@@ -33,6 +33,10 @@ class CopyToTP:
         """Identity: x is already on every rank."""
         return x
 
+    def operand(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Where to produce the first partial dx, so that it need not be copied to be summed."""
+        return self.summation.operand(shape, like)
+
     def start_backward(self, dx_partials: Sequence[Array], like: Array) -> Pending:
         """Start summing the partial dx of every rank's blocks; independent work may run before `wait()`."""
         return self.summation.start(dx_partials, like)
@@ -47,6 +51,10 @@ class ReduceFromTP:
     def forward(self, y_partials: Sequence[Array], like: Array) -> Array:
         """The sum of the partial y of every rank's blocks."""
         return self.summation(y_partials, like)
+
+    def operand(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Where to produce the first partial y, so that it need not be copied to be summed."""
+        return self.summation.operand(shape, like)
 
     def backward(self, dy: Array) -> Array:
         """Identity: dy is already on every rank."""

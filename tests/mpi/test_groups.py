@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mpitp.comm import MpiGroup, SerialGroup, make_mesh, world_group
+from mpitp.comm.node import NodeGroup
 from mpitp.errors import UsageError
 from tests import strict_cupy
 from tests.comm.group_checks import CHECKS
@@ -31,7 +32,7 @@ def test_world_and_mesh() -> None:
     world = world_group()
     size = MPI.COMM_WORLD.Get_size()
     assert (world.rank, world.size) == (MPI.COMM_WORLD.Get_rank(), size)
-    assert isinstance(world, MpiGroup if size > 1 else SerialGroup)
+    assert isinstance(world, NodeGroup if size > 1 else SerialGroup)  # all ranks are on this host
     assert make_mesh(world).tp is world
 
 

@@ -1,0 +1,227 @@
+r"""Sums through the shared memory of a node, everything else through the library.
+
+    rank r                                    operand n lies in slot n mod 3 of r's part of the window
+      produce x_r in the window               (`empty`), or copy it there
+      tell ready = n
+      ... independent work ...
+      wait until every rank of the node is ready
+      y = x_0 + x_1 + ... + x_{p-1}           read from all windows, in rank order: the same bits on every rank
+      tell done = n                           slot n mod 3 may be written again when all are done with n
+
+Two ranks read both operands. More ranks sum a slice each into the window and then read the whole
+(`SLICED_FROM_BYTES`). Over several nodes each rank exchanges the slice that it has summed with its peers on the other
+nodes in between. No rank copies its operand when it was produced in the window, and nothing has to make progress behind
+the scenes: between `start` and `wait` the memory simply lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.threads import affinity_cores
+from mpitp.comm.group import Array, Group, Pending
+from mpitp.comm.reductions import check_op, reduction, stretches
+from mpitp.comm.shared_memory import SharedMemory, map_shared
+
+READY, SUMMED, DONE = 0, 1, 2  # the counters
+SLOTS = 3
+FIRST_SLOT_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 26  # larger operands go through the library
+SMALLEST_BYTES = 1 << 12  # smaller ones too: there the library's latency is the lower one
+SLICED_FROM_BYTES = 1 << 16
+CACHED_ELEMENTS = 1 << 15
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class NodeGroup(Group):
+    """A group that sums within a node through shared memory. `inner` does what shared memory isn't used for.
+
+    `node`: this rank's group of its own node (None: all ranks are on one). `across`: the ranks that have the same place
+    on their nodes; every node must have as many ranks.
+    """
+
+    def __init__(
+        self,
+        inner: Group,
+        node: Group | None = None,
+        across: Group | None = None,
+        *,
+        smallest_bytes: int = SMALLEST_BYTES,
+        largest_bytes: int = LARGEST_BYTES,
+    ) -> None:
+        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.node, self.across = node or inner, across
+        self._bounds = (smallest_bytes, largest_bytes)
+        self._spin = len(affinity_cores()) >= self.node.size or _cores_are_disjoint(self.node)
+        self._memory: SharedMemory | None = None
+        self._failed = False
+        self._count = 0  # sums started in this memory
+        self._pending: dict[int, Pending] = {}
+        self._lent: int | None = None  # number of the sum whose slot was given out by `empty`
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, xp: Any = np) -> Array:
+        """An array in the window, when it can be the operand of the next sum; else in ordinary memory."""
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64))
+        memory = self._memory_for(size * dtype.itemsize, dtype) if xp is np and self._lent is None else None
+        if memory is None:
+            return xp.empty(shape, dtype)
+        self._lent = self._count + 1
+        self._wait_for_slot(memory, self._lent)
+        return memory.operand(self.node.rank, self._lent % SLOTS, size, dtype).reshape(shape)
+
+    def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
+        return self.start_all_reduce(x, op, out).wait()
+
+    def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
+        memory = self._memory_for(x.nbytes, x.dtype) if isinstance(x, np.ndarray) else None
+        if memory is None:
+            return self.inner.start_all_reduce(x, op, out)
+        check_op(op)
+        self._count += 1
+        number, self._lent = self._count, None
+        self._wait_for_slot(memory, number)
+        operand = memory.operand(self.node.rank, number % SLOTS, x.size, x.dtype)
+        in_window = operand.size and operand.ctypes.data == x.ctypes.data
+        if not in_window:
+            operand.reshape(x.shape)[...] = x
+        memory.tell(READY, number)
+        target = np.empty(x.shape, x.dtype) if out is None or (out is x and in_window) else out
+        pending = Pending(lambda: self._finish(memory, number, op, target))
+        self._pending[number] = pending
+        return pending
+
+    def _finish(self, memory: SharedMemory, number: int, op: str, out: Array) -> Array:
+        """Sum all operands into `out`, in rank order. Sums that were started earlier end first."""
+        self._finish_before(number)
+        memory.wait(READY, number)
+        flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+        operands = [memory.operand(rank, number % SLOTS, flat.size, flat.dtype) for rank in range(self.node.size)]
+        if self.across is None and (self.node.size == 2 or flat.nbytes < SLICED_FROM_BYTES):
+            _sum(operands, flat, reduction(op, np))
+        else:
+            self._sum_sliced(memory, number, operands, flat, op)
+        if not out.flags.c_contiguous:
+            out[...] = flat.reshape(out.shape)
+        del self._pending[number]
+        memory.tell(DONE, number)
+        return out
+
+    def _finish_before(self, number: int) -> None:
+        for earlier in sorted(self._pending):
+            if earlier < number:
+                self._pending[earlier].wait()
+
+    def _sum_sliced(self, memory: SharedMemory, number: int, operands: list[Array], out: Array, op: str) -> None:
+        """This rank sums its slice for all, over the nodes too; then everybody copies the whole."""
+        step = -(-out.size // self.node.size)
+        own = slice(self.node.rank * step, (self.node.rank + 1) * step)
+        result = memory.result(number % SLOTS, out.size, out.dtype)
+        _sum([operand[own] for operand in operands], result[own], reduction(op, np))
+        if self.across is not None:
+            self.across.all_reduce(result[own], op, out=result[own])
+        memory.tell(SUMMED, number)
+        memory.wait(SUMMED, number)
+        out[...] = result
+
+    def _wait_for_slot(self, memory: SharedMemory, number: int) -> None:
+        """Return when no rank reads the slot of sum `number` any more."""
+        if number <= SLOTS:
+            return
+        self._finish_before(number - SLOTS + 1)
+        memory.wait(DONE, number - SLOTS)
+
+    def _memory_for(self, nbytes: int, dtype: np.dtype) -> SharedMemory | None:
+        """Memory with slots of at least `nbytes`, the same decision on every rank."""
+        if self._failed or dtype not in FLOATS or not self._bounds[0] <= nbytes <= self._bounds[1]:
+            return None
+        if self._memory is None or self._memory.slot_bytes < nbytes:
+            self._enlarge(nbytes)
+        return self._memory
+
+    def _enlarge(self, nbytes: int) -> None:
+        """A larger window in place of this one. A collective; sums that are under way are ended first."""
+        self._finish_before(self._count + 1)
+        slot_bytes = FIRST_SLOT_BYTES
+        while slot_bytes < nbytes:
+            slot_bytes *= 2
+        self._memory = map_shared(self.node, SLOTS, slot_bytes, spin=self._spin)
+        self._failed = not all(self.inner.all_gather_objects(self._memory is not None))
+        if self._failed:
+            self._memory = None
+        self._count = 0
+        self._lent = None
+
+    # Everything else goes through the library.
+
+    def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
+        return self.inner.all_reduce_in_order(partials, like)
+
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        return self.inner.all_gather(x, dim)
+
+    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        return self.inner.reduce_scatter(x, sizes, dim)
+
+    def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
+        return self.inner.all_to_all(blocks)
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        return self.inner.broadcast(x, root)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        return self.inner.broadcast_object(value, root)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.inner.all_gather_objects(value)
+
+    def send(self, x: Array, dest: int, tag: int = 0) -> None:
+        self.inner.send(x, dest, tag)
+
+    def recv(self, like: Array, source: int, tag: int = 0) -> Array:
+        return self.inner.recv(like, source, tag)
+
+    def barrier(self) -> None:
+        self.inner.barrier()
+
+    def split(self, color: int, key: int) -> Group:
+        return self.inner.split(color, key)
+
+    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
+        return self.inner.start_all_gather(x, dim)
+
+    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+        return self.inner.start_reduce_scatter(x, sizes, dim)
+
+
+def _sum(operands: Sequence[Array], out: Array, add: Any) -> None:
+    """The operands from left to right, in stretches that stay in the cache."""
+    for stretch in stretches(out.size, CACHED_ELEMENTS if len(operands) > 2 else max(out.size, 1)):
+        if len(operands) == 1:
+            out[stretch] = operands[0][stretch]
+            continue
+        add(operands[0][stretch], operands[1][stretch], out=out[stretch])
+        for operand in operands[2:]:
+            add(out[stretch], operand[stretch], out=out[stretch])
+
+
+def _cores_are_disjoint(group: Group) -> bool:
+    """Whether no core is shared between ranks (a launcher has bound them)."""
+    masks = group.all_gather_objects(affinity_cores())
+    return sum(len(mask) for mask in masks) == len(frozenset().union(*masks))
+
+
+def place_on_nodes(world: Group, node: Group) -> Group:
+    """`world` with sums through the shared memory of each node; `world` itself where that can't be. A collective.
+
+    `node`: the ranks of this rank's own node, in the order of their ranks.
+    """
+    sizes = set(world.all_gather_objects(node.size))
+    if len(sizes) > 1 or node.size == 1:
+        return world
+    if node.size == world.size:
+        return NodeGroup(world)
+    return NodeGroup(world, node, world.split(node.rank, world.rank))

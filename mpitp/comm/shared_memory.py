@@ -1,0 +1,111 @@
+"""Memory that all ranks of one node see: slots for operands, and counters by which the ranks tell one another how far
+they are.
+
+The file behind it loses its name as soon as every rank has mapped it, so a killed job leaves nothing in /dev/shm. Its
+pages are reserved when it is made: a /dev/shm that is too small is an answer then, not a bus error later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+
+from mpitp.comm.group import Group
+
+DIRECTORY = "/dev/shm"
+LINE = 64  # bytes; each counter has a cache line of its own
+COUNTERS = 3
+SPINS = 2000  # looks at a counter before the core is offered to others
+YIELDS = 200  # offers before the rank sleeps between looks
+NAP_SECONDS = 50e-6
+
+
+class SharedMemory:
+    """`slots` slots of `slot_bytes` for each of `ranks` ranks, as many for results, and three counters a rank."""
+
+    def __init__(self, mapping: mmap.mmap, rank: int, ranks: int, slots: int, slot_bytes: int, *, spin: bool) -> None:
+        self.rank, self.ranks, self.slots, self.slot_bytes = rank, ranks, slots, slot_bytes
+        self._bytes = np.frombuffer(mapping, np.uint8)
+        self._counters = memoryview(mapping).cast("q")  # 64 bits, aligned: written and read in one piece
+        self._spins = SPINS if spin else 1
+
+    def operand(self, rank: int, slot: int, size: int, dtype: Any) -> np.ndarray:
+        """The first `size` elements of rank's slot."""
+        return self._at(self._header() + (slot * (self.ranks + 1) + rank) * self.slot_bytes, size, dtype)
+
+    def result(self, slot: int, size: int, dtype: Any) -> np.ndarray:
+        """The first `size` elements of the slot for the result."""
+        return self.operand(self.ranks, slot, size, dtype)
+
+    def tell(self, counter: int, value: int) -> None:
+        """Set this rank's counter. What this rank wrote before is visible to whoever sees the new value."""
+        self._counters[self._place(counter, self.rank)] = value
+
+    def wait(self, counter: int, value: int) -> None:
+        """Return when every rank's counter is at least `value`: spin briefly, then yield the core, then nap."""
+        for rank in range(self.ranks):
+            place, looks = self._place(counter, rank), 0
+            while self._counters[place] < value:
+                looks += 1
+                if looks > self._spins + YIELDS:
+                    time.sleep(NAP_SECONDS)
+                elif looks > self._spins:
+                    os.sched_yield()
+
+    def _header(self) -> int:
+        return self.ranks * COUNTERS * LINE
+
+    def _place(self, counter: int, rank: int) -> int:
+        return (rank * COUNTERS + counter) * (LINE // 8)
+
+    def _at(self, offset: int, size: int, dtype: Any) -> np.ndarray:
+        return self._bytes[offset : offset + size * np.dtype(dtype).itemsize].view(dtype)
+
+
+def map_shared(group: Group, slots: int, slot_bytes: int, *, spin: bool) -> SharedMemory | None:
+    """Shared memory for the ranks of `group`, all on one node; None on every rank where it can't be had."""
+    total = group.size * COUNTERS * LINE + slots * (group.size + 1) * slot_bytes
+    path = group.broadcast_object(_create(total) if group.rank == 0 else None)
+    mapping = _map(path, total) if path is not None else None
+    everywhere = all(group.all_gather_objects(mapping is not None))
+    if group.rank == 0 and path is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    if not everywhere or mapping is None:
+        return None
+    return SharedMemory(mapping, group.rank, group.size, slots, slot_bytes, spin=spin)
+
+
+def _create(size: int) -> str | None:
+    path = os.path.join(DIRECTORY, f"mpitp-{os.getpid()}-{uuid.uuid4().hex}")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return None
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.unlink(path)
+        return None
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def _map(path: str, size: int) -> mmap.mmap | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(descriptor, size)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

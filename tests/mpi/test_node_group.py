@@ -1,0 +1,106 @@
+"""Sums through shared memory: the checks of every group, many sums under way, growing windows, simulated nodes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitp.comm import MpiGroup, SerialGroup
+from mpitp.comm.node import NodeGroup, place_on_nodes
+from mpitp.comm.shared_memory import map_shared
+from tests.comm.group_checks import CHECKS
+
+pytestmark = pytest.mark.mpi
+
+
+def library() -> MpiGroup:
+    return MpiGroup(MPI.COMM_WORLD)
+
+
+def group_of_node() -> NodeGroup:
+    """Everything goes through the window, however small."""
+    return NodeGroup(library(), smallest_bytes=0)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_group(name: str) -> None:
+    CHECKS[name](group_of_node(), np)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("size", [1, 7, 1000, 40_000, 700_001])
+def test_sums_in_any_order_of_waiting(size: int, dtype: str) -> None:
+    group = group_of_node()
+    x = np.random.default_rng(group.rank).random(size).astype(dtype)
+    expected = library().all_reduce(x)
+    pending = [group.start_all_reduce(k * x) for k in range(1, 7)]  # more than there are slots
+    for k in (4, 1, 6, 2, 5, 3):
+        np.testing.assert_allclose(pending[k - 1].wait(), k * expected, rtol=1e-6)
+
+
+def test_operands_produced_in_the_window_are_not_copied() -> None:
+    group = group_of_node()
+    for size in (10, 300_000, 1000):  # the window grows once
+        operand = group.empty((size,), np.float32, np)
+        second = group.empty((size,), np.float32, np)  # one operand at a time: this one is ordinary memory
+        operand[...], second[...] = group.rank + 1, 100 * (group.rank + 1)
+        first = group.start_all_reduce(operand, out=operand)
+        ranks = group.size * (group.size + 1) / 2
+        assert (group.all_reduce(second, out=second) == 100 * ranks).all()
+        assert (first.wait() == ranks).all()
+
+
+def test_equal_bits_on_all_ranks_and_from_run_to_run() -> None:
+    group = group_of_node()
+    x = np.random.default_rng(group.rank).standard_normal(100_003).astype(np.float32)
+    first = group.all_reduce(x).tobytes()
+    assert set(group.all_gather_objects(first)) == {first}
+    assert all(group.all_reduce(x).tobytes() == first for _ in range(5))
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, 3])
+def test_simulated_nodes(ranks_per_node: int) -> None:
+    """The world cut into nodes of a given size: sums within them, exchanged between them; uneven nodes use the library."""
+    world = library()
+    node = world.split(world.rank // ranks_per_node, world.rank)
+    placed = place_on_nodes(world, node)
+    sizes = set(world.all_gather_objects(node.size))
+    assert isinstance(placed, NodeGroup) == (len(sizes) == 1 and sizes != {1})
+    for size in (1, 1023, 50_000, 400_001):
+        x = np.random.default_rng(world.rank).random(size)
+        np.testing.assert_allclose(placed.all_reduce(x), world.all_reduce(x), rtol=1e-12)
+        for op in ("max", "min"):
+            assert np.array_equal(placed.all_reduce(x, op), world.all_reduce(x, op))
+        started = [placed.start_all_reduce(k * x) for k in range(5)]
+        for k in (3, 4, 0, 1, 2):
+            np.testing.assert_allclose(started[k].wait(), k * world.all_reduce(x), rtol=1e-12)
+
+
+def test_large_operands_and_other_dtypes_use_the_library() -> None:
+    group = NodeGroup(library(), smallest_bytes=0, largest_bytes=4096)
+    assert (group.all_reduce(np.ones(5000, np.float32)) == group.size).all()
+    assert (group.all_reduce(np.ones(10, np.int64)) == group.size).all()
+    assert group._memory is None
+
+
+def test_no_room_in_shared_memory_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+    group = group_of_node()
+    assert map_shared(library(), 3, 4096, spin=False) is None
+    assert (group.all_reduce(np.ones(5000, np.float32)) == group.size).all()
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
+    group = group_of_node()
+    group.all_reduce(np.ones(5000, np.float32))
+    group.barrier()
+    assert not list(Path("/dev/shm").glob(f"mpitp-{os.getpid()}-*"))
+
+
+def test_a_rank_alone_needs_no_window() -> None:
+    serial = SerialGroup()
+    assert place_on_nodes(serial, serial) is serial
