@@ -66,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
 
     from mpitp.comm.start import start_job
     from mpitp.train.run import train
+    from mpitp.train.stop import StopSignals
 
-    world, device = start_job(config.train.device, invariant=config.train.invariant)
-    result = train(config, world, device, resume=args.resume, debug_collectives=args.debug_collectives)
-    if world.rank == 0:
-        print(_summary(result))
+    with StopSignals(config.train.signals) as stop:  # before MPI starts, which can take its time on many nodes
+        world, device = start_job(config.train.device, invariant=config.train.invariant)
+        result = train(config, world, device, resume=args.resume, debug_collectives=args.debug_collectives, stop=stop)
+        if world.rank == 0:
+            print(_summary(result))
     return 0
 
 

@@ -52,12 +52,19 @@ class RunResult:
 
 
 def train(
-    config: RunConfig, world: Group, device: Device, *, resume: str | None = None, debug_collectives: bool = False
+    config: RunConfig,
+    world: Group,
+    device: Device,
+    *,
+    resume: str | None = None,
+    debug_collectives: bool = False,
+    stop: StopSignals | None = None,
 ) -> RunResult:
     """Run the whole run file; a collective over all ranks.
 
     `resume`: a checkpoint's directory, or "auto": the newest whole one of the run directory, if there is one.
     `debug_collectives`: compare every collective between the ranks before it runs.
+    `stop`: signals that the caller is listening to already; None: `[train] signals`, for as long as this lasts.
 
     Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite, and
     Preempted, with the state saved, when a signal or the end of the run's time has stopped it.
@@ -68,7 +75,7 @@ def train(
     together(world, lambda: _prepare_directory(config, resume) if world.rank == 0 else None)
     with contextlib.ExitStack() as stack:
         together(world, lambda: stack.enter_context(RunLock(directory)) if world.rank == 0 else None)
-        stop = stack.enter_context(StopSignals(config.train.signals))
+        stop = stop or stack.enter_context(StopSignals(config.train.signals))
         group = _guarded_group(config, world, stack, debug_collectives)
         model = make_model(config, decoder, group, device)
         loop = TrainLoop(config, decoder, data, model, stop)
