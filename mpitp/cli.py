@@ -32,6 +32,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("mpitp.bench.command", "measure speed against what the hardware gives"),
 }
 
+# These use no ranks: started on several, the first one does the work and the others leave.
+ONE_PROCESS = ("data", "convert")
+
 _HELP = """\
 usage: mpitp VERB ...
 
@@ -67,8 +70,11 @@ def _run(words: list[str]) -> int:
     parser = _Parser(f"mpitp {verb}", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     module.add_arguments(parser)
     args = parser.parse_args(words[1:])
+    claim = launch_claim(os.environ)
+    if verb in ONE_PROCESS and claim.rank > 0:
+        return 0
     if verb != "launch":  # its ranks must find the environment as the user left it
-        _prepare_rank(launch_claim(os.environ))
+        _prepare_rank(claim)
     return module.run(args)
 
 
