@@ -18,7 +18,7 @@ from mpitp import __version__
 from mpitp.backend.malloc import keep_blocks_in_heap
 from mpitp.backend.threads import set_thread_environment
 from mpitp.comm.abort import guarded, install_abort_hook
-from mpitp.comm.environment import LaunchClaim, launch_claim
+from mpitp.comm.environment import LaunchClaim, forget_launcher, launch_claim
 from mpitp.errors import UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -71,8 +71,10 @@ def _run(words: list[str]) -> int:
     module.add_arguments(parser)
     args = parser.parse_args(words[1:])
     claim = launch_claim(os.environ)
-    if verb in ONE_PROCESS and claim.rank > 0:
-        return 0
+    if verb in ONE_PROCESS:
+        if claim.rank > 0:
+            return 0
+        forget_launcher(os.environ)  # the others have left: there is no job to end when this one fails
     if verb != "launch":  # its ranks must find the environment as the user left it
         _prepare_rank(claim)
     return module.run(args)

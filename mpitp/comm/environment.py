@@ -7,7 +7,7 @@ launcher of another MPI, under which every process silently becomes a job of one
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 
@@ -39,6 +39,12 @@ def launch_claim(environ: Mapping[str, str]) -> LaunchClaim:
         if claim is not None:
             return claim
     return NO_LAUNCHER
+
+
+def forget_launcher(environ: MutableMapping[str, str]) -> None:
+    """Take out what claims several ranks, for a program that goes on as one process."""
+    while (claim := launch_claim(environ)).size > 1:
+        del environ[claim.variable]
 
 
 def _open_mpi(environ: Mapping[str, str]) -> LaunchClaim | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpitp.comm.environment import NO_LAUNCHER, launch_claim, slurm_tasks_of_node
+from mpitp.comm.environment import NO_LAUNCHER, forget_launcher, launch_claim, slurm_tasks_of_node
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -67,3 +67,10 @@ def test_launchers_that_tell_less() -> None:
 def test_slurm_short_form() -> None:
     assert [slurm_tasks_of_node("4(x2),3", node) for node in range(4)] == [4, 4, 3, None]
     assert slurm_tasks_of_node("", 0) is None
+
+
+def test_a_program_of_one_process_forgets_its_launcher() -> None:
+    environ = {"PMI_SIZE": "3", "PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "3", "A": "b"}
+    forget_launcher(environ)
+    assert launch_claim(environ).size == 1
+    assert environ["A"] == "b"
