@@ -88,7 +88,6 @@ class Watchdog:
         return entry
 
     def __enter__(self) -> Watchdog:
-        self.directory.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
         return self
@@ -127,6 +126,7 @@ class Watchdog:
         status = Status(self.rank, socket.gethostname(), os.getpid(), time.time(), tuple(self._ring))
         path = self._path(self.rank)
         with contextlib.suppress(OSError, RuntimeError):  # a full disk must not end the run
+            self.directory.mkdir(parents=True, exist_ok=True)  # a rank that has failed may have taken it away
             temporary = path.with_suffix(".new")
             temporary.write_text(json.dumps(asdict(status)))
             temporary.rename(path)
