@@ -70,7 +70,8 @@ def test_slurm_short_form() -> None:
 
 
 def test_a_program_of_one_process_forgets_its_launcher() -> None:
-    environ = {"PMI_SIZE": "3", "PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "3", "A": "b"}
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "3"}
+    environ = {"PMI_SIZE": "3", "PMI_RANK": "0", "A": "b", **step}
     forget_launcher(environ)
     assert launch_claim(environ).size == 1
     assert environ["A"] == "b"

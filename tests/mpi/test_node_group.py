@@ -64,7 +64,7 @@ def test_equal_bits_on_all_ranks_and_from_run_to_run() -> None:
 
 @pytest.mark.parametrize("ranks_per_node", [2, 3])
 def test_simulated_nodes(ranks_per_node: int) -> None:
-    """The world cut into nodes of a given size: sums within them, exchanged between them; uneven nodes use the library."""
+    """The world cut into nodes of a given size; nodes that differ in size use the library."""
     world = library()
     node = world.split(world.rank // ranks_per_node, world.rank)
     placed = place_on_nodes(world, node)
