@@ -1,0 +1,72 @@
+"""Attention of the newest token against the tiled attention, and its bits whichever heads a rank holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitp.backend.arrays import from_host, to_host
+from mpitp.layers.cached_attention import attend_newest, query_groups
+from mpitp.layers.kv_cache import LayerCache
+from mpitp.ops.attention import attention_forward
+from tests import strict_cupy
+
+CASES = [([0], 1), ([0, 1, 2], 3), ([0, 0, 0, 1, 1], 2), ([0, 1, 1, 1, 2], 3), ([], 0)]
+
+
+def cached(u: int, g: int, d: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [u, g, d] as a cache with room to spare hands them out."""
+    rng = np.random.default_rng(0)
+    cache = LayerCache((u + 3,), g, d, np.dtype(dtype), np)
+    k, v = rng.standard_normal((2, u, g, d)).astype(dtype)
+    return cache.extend(0, 0, k, v)
+
+
+def newest(q: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_index: list[int]) -> np.ndarray:
+    out = np.empty_like(q)
+    attend_newest(q, keys, values, query_groups(kv_index), 0.25, out)
+    return out
+
+
+def test_groups_cover_the_query_heads_in_order() -> None:
+    assert query_groups([0, 0, 1, 2, 2]) == ((0, slice(0, 2)), (1, slice(2, 3)), (2, slice(3, 5)))
+    assert query_groups([]) == ()
+
+
+@pytest.mark.parametrize("kv_index, g", CASES)
+@pytest.mark.parametrize("u", [1, 2, 17, 300])
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-13), ("float32", 2e-6)])
+def test_equals_the_tiled_attention(kv_index: list[int], g: int, u: int, dtype: str, tolerance: float) -> None:
+    keys, values = cached(u, g, 8, dtype)
+    q = np.random.default_rng(1).standard_normal((len(kv_index), 8)).astype(dtype)
+    given = q.copy(), keys.copy(), values.copy()
+    o = newest(q, keys, values, kv_index)
+    expected = attention_forward(q[None], keys, values, kv_index, 0.25)[0][0]
+    assert o.dtype == np.dtype(dtype)
+    np.testing.assert_allclose(o, expected, rtol=0, atol=tolerance)
+    assert all(np.array_equal(now, then) for now, then in zip((q, keys, values), given, strict=True))
+
+
+@pytest.mark.parametrize("u", [1, 5, 33, 257])
+def test_bits_of_a_head_do_not_depend_on_its_neighbours(u: int) -> None:
+    kv_index = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    keys, values = cached(u, 3, 16, "float32")
+    q = np.random.default_rng(2).standard_normal((9, 16)).astype(np.float32)
+    whole = newest(q, keys, values, kv_index)
+    for start, stop in [(0, 5), (5, 9), (2, 3), (3, 8)]:
+        first, last = kv_index[start], kv_index[stop - 1]
+        held = slice(first, last + 1)
+        own = cached(u, 3, 16, "float32")
+        packed = LayerCache((u,), last + 1 - first, 16, np.dtype("float32"), np)
+        k, v = packed.extend(0, 0, own[0][:, held], own[1][:, held])
+        part = newest(q[start:stop], k, v, [index - first for index in kv_index[start:stop]])
+        assert np.array_equal(part, whole[start:stop])
+
+
+def test_runs_on_device_arrays() -> None:
+    keys, values = cached(7, 2, 8, "float32")
+    q = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
+    on_device = [from_host(x, strict_cupy) for x in (q, keys, values)]
+    out = strict_cupy.empty((3, 8), np.float32)
+    attend_newest(*on_device, query_groups([0, 0, 1]), 0.25, out)
+    np.testing.assert_allclose(to_host(out), newest(q, keys, values, [0, 0, 1]), atol=1e-6)
