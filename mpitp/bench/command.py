@@ -85,14 +85,15 @@ def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
     from mpitp.bench import allreduce, decode, train
-    from mpitp.bench.machine import describe, warnings_of
+    from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.comm.world import world_group
 
     program = {"train": train, "decode": decode, "allreduce": allreduce}[args.what]
     group = world_group()
-    if getattr(args, "clock", "wall") == "cpu" and group.size > 1:
+    if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
-            "--clock cpu is right for one rank only: it leaves out the waiting for others; use --clock wall"
+            "--clock cpu is right for one rank with one BLAS thread only (it adds up threads and leaves out waiting); "
+            "set OMP_NUM_THREADS=1 and start one rank, or use --clock wall"
         )
     facts = program.measure(args, group)
     if group.rank == 0:
