@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mpitp.backend.arrays import array_module
 from mpitp.comm.group import Group
 from mpitp.layers.param import Param
 from mpitp.layers.partition import Share
@@ -64,8 +63,3 @@ class PositionEmbedding:
     def params(self) -> dict[str, Param]:
         """Parameters by name."""
         return {"weight": self.weight}
-
-
-def ids_on_device(ids: Any, like: Array) -> Array:
-    """Host ids (int64) as an array of the same module as `like`."""
-    return array_module(like).asarray(ids)

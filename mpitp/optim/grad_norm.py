@@ -2,7 +2,8 @@
 
 Each block of each parameter part has a slot in one float64 vector. Its owner writes the block's sum of squares there,
 all others leave zero, and the vector is summed over the ranks: exact, since each slot has one contributor. The slots
-are then added up by one correctly rounded sum. With a layout whose blocks don't depend on the rank count, neither does a bit of the norm.
+are then added up by one correctly rounded sum. With a layout whose blocks don't depend on the rank count, neither does
+a bit of the norm.
 """
 
 from __future__ import annotations

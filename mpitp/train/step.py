@@ -80,4 +80,6 @@ def evaluate(model: CausalLM, batches: Sequence[Batch]) -> float:
     for batch in batches:
         total += model.loss_forward(batch)[0]
         tokens += batch.num_targets
+    if not tokens:
+        raise ConfigError("an evaluation without a single target; give batches with targets")
     return total / tokens

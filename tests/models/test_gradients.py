@@ -156,6 +156,9 @@ def test_steps_need_targets() -> None:
         TrainStep(model, make_optimizer(model))([Batch.of_rows([[1, 2]], [[-1, -1]])], 1e-3)
     with pytest.raises(ConfigError, match="a loss needs targets"):
         model.loss_forward(Batch.of_rows([[1, 2]]))
+    for batches in ([], [Batch.of_rows([[1, 2]], [[-1, -1]])]):
+        with pytest.raises(ConfigError, match="evaluation without a single target"):
+            evaluate(model, batches)
 
 
 def test_evaluation_is_the_mean_over_all_targets() -> None:
