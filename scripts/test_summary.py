@@ -53,10 +53,11 @@ def main(arguments: list[str]) -> int:
             counts = mpi_outcomes(results / f"{library}-{size}", size)
             total += counts
             ran = counts["passed"] + counts["failed"]
-            print(f"MPI tests, {library}, {size} rank{'s' if size > 1 else ''}: {ran} ran ({describe(counts)})")
+            end = "" if (results / f"{library}-{size}" / "rank0.xml").exists() else "; the run BROKE OFF, see above"
+            print(f"MPI tests, {library}, {size} rank{'s' if size > 1 else ''}: {ran} ran ({describe(counts)}){end}")
             empty += [] if counts["passed"] else [f"{library} on {size}"]
     if empty:
-        print(f"FAILED: no MPI test passed with {', '.join(empty)}")
+        print(f"FAILED: no count of passed MPI tests with {', '.join(empty)}")
     if total["skipped"]:
         print(f"ATTENTION: {total['skipped']} tests were SKIPPED; the reasons are above")
     print(describe(total))
