@@ -19,8 +19,8 @@ LEVELS = {
     "ops": 2,
     "layers": 3,
     "models": 4,
-    **dict.fromkeys(["optim", "data", "checkpoint", "plan", "pipeline"], 5),
-    **dict.fromkeys(["train", "infer", "trace", "doctor", "convert"], 6),
+    **dict.fromkeys(["optim", "data", "checkpoint", "plan", "pipeline", "trace"], 5),
+    **dict.fromkeys(["train", "infer", "step", "doctor", "convert"], 6),
     **dict.fromkeys(["bench", "verify"], 7),  # programs that run the other programs' steps to measure or to check them
     "cli": 8,
     "__main__": 9,

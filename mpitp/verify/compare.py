@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mpitp.comm.group import Group
-from mpitp.verify.record import Parts, Record
+from mpitp.trace.stand_in import Parts
+from mpitp.verify.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""The communication ledger: what each kind of collective carried at each place, beside the closed form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitp.trace.tracer import Traffic
+from mpitp.trace.traffic import Expected, Key, wire_bytes
+
+_BLOCK = re.compile(r"^blocks\.\d+")
+
+
+@dataclass(slots=True)
+class Row:
+    """One kind of collective at one place, all blocks together.
+
+    Bytes are those handed in, on each rank; `wire_bytes` what the textbook algorithm then sends from a rank. Seconds
+    and wire bytes are means over the ranks. `expected_bytes`: of all ranks together, None where there is no formula.
+    """
+
+    kind: str
+    place: str
+    phase: str
+    calls: int  # of each rank
+    bytes_by_rank: list[int]
+    wire_bytes: float = 0.0
+    wait_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    expected_calls: int | None = None
+    expected_bytes: int | None = None
+    formula: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What the row is about."""
+        return self.kind, self.place, self.phase
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether calls and bytes are those of the closed form, or there is none."""
+        if self.expected_bytes is None:
+            return True
+        return (self.calls, sum(self.bytes_by_rank)) == (self.expected_calls, self.expected_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long one rank was in one collective: until the last rank came, and from then on."""
+
+    wait: float
+    transfer: float
+
+
+def make_ledger(traffic: list[list[Traffic]], stays: list[list[Stay]], expected: Mapping[Key, Expected]) -> list[Row]:
+    """The rows, from every rank's collectives and stays (in step with each other), in the order of first use."""
+    ranks = len(traffic)
+    rows: dict[Key, Row] = {}
+    for rank in range(ranks):
+        for entry, stay in zip(traffic[rank], stays[rank], strict=True):
+            key = entry.kind, _BLOCK.sub("blocks.*", entry.place), entry.phase
+            row = rows.setdefault(key, Row(*key, 0, [0] * ranks))
+            row.calls += rank == 0
+            row.bytes_by_rank[rank] += entry.given_bytes
+            row.wire_bytes += wire_bytes(entry.op, ranks, entry.given_bytes, _result_bytes(entry)) / ranks
+            row.wait_seconds += stay.wait / ranks
+            row.transfer_seconds += stay.transfer / ranks
+    for key, form in expected.items():  # a collective that is missing is a row too
+        row = rows.setdefault(key, Row(*key, 0, [0] * ranks))
+        row.expected_calls, row.expected_bytes, row.formula = form.calls, form.total_bytes, form.formula
+    return list(rows.values())
+
+
+def _result_bytes(entry: Traffic) -> int:
+    """Of an ordered sum: one partial. Elsewhere it isn't needed."""
+    return int(np.prod(entry.shape)) * np.dtype(entry.dtype).itemsize if entry.op == "all_reduce_in_order" else 0
+
+
+def table(rows: Iterable[Row], title: str) -> str:
+    """The ledger as text, 110 columns."""
+    lines = [
+        f"communication ledger: {title}",
+        "",
+        f"{'collective':20} {'place':24} {'pass':8} {'calls':>6} {'bytes a rank':>12}  {'formula':9} "
+        f"{'wait s':>8} {'transfer s':>10} {'MB/s':>7}",
+    ]
+    rows = list(rows)
+    lines += [_line(row) for row in rows]
+    total = sum(sum(row.bytes_by_rank) / len(row.bytes_by_rank) for row in rows)
+    wait, transfer = sum(row.wait_seconds for row in rows), sum(row.transfer_seconds for row in rows)
+    calls = sum(row.calls for row in rows)
+    lines.append(f"{'total':20} {'':24} {'':8} {calls:6d} {total:12,.0f}  {'':9} {wait:8.3f} {transfer:10.3f}")
+    wrong = [row for row in rows if not row.is_expected]
+    verdict = "=: calls and bytes are those of the formula" if not wrong else f"{len(wrong)} rows differ (!) from it"
+    return "\n".join([*lines, "", *_LEGEND, verdict])
+
+
+_LEGEND = (
+    "bytes: handed in, the mean of the ranks. Formula: a call; t tokens, h width, d head width, v vocabulary, b",
+    "sequences, p ranks, s bytes an element. Wait: until the last rank came; transfer: from then on. MB/s: what the",
+    "textbook algorithm sends from a rank (ring all-reduce: 2 (p-1)/p of the bytes), a second of transfer.",
+)
+
+
+def _line(row: Row) -> str:
+    mean = sum(row.bytes_by_rank) / len(row.bytes_by_rank)
+    mark = "" if row.expected_bytes is None else "= " if row.is_expected else "! "
+    speed = f"{row.wire_bytes / row.transfer_seconds / 1e6:7.0f}" if row.transfer_seconds and row.wire_bytes else ""
+    note = "" if row.is_expected else f"   expected {row.expected_calls} calls, {_expected_mean(row):,.0f} bytes a rank"
+    return (
+        f"{row.kind:20} {row.place:24} {row.phase:8} {row.calls:6d} {mean:12,.0f}  {mark + row.formula:9} "
+        f"{row.wait_seconds:8.3f} {row.transfer_seconds:10.3f} {speed:>7}{note}".rstrip()
+    )
+
+
+def _expected_mean(row: Row) -> float:
+    return (row.expected_bytes or 0) / len(row.bytes_by_rank)
