@@ -54,6 +54,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def sync_file(path: Path) -> None:
+    """Wait until what was written to a file is on the disk, whoever wrote it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise os_failure("write", path, error) from error
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable; file systems that can't are left alone."""
     with contextlib.suppress(OSError):
@@ -80,6 +92,16 @@ def check_target(target: Path, overwrite: bool, patterns: Sequence[str]) -> None
         raise FileError(
             f"{target} holds {strange[0]}, which isn't of what is about to be written; it won't be overwritten"
         )
+
+
+def discard_leftovers(target: Path) -> None:
+    """Remove what a process that was killed while it filled or published `target` has left beside it.
+
+    Call it only where no other process can be doing that now.
+    """
+    for pattern in (f".{target.name}.*.partial", f".{target.name}.*.old"):
+        for leftover in target.parent.glob(pattern):
+            discard(leftover)
 
 
 def make_staging(target: Path, overwrite: bool = False, patterns: Sequence[str] = ()) -> Path:

@@ -85,7 +85,7 @@ class HfWeights:
             elif (self.directory / self.index).is_file():
                 self._add_indexed()
             else:
-                raise FileError(_no_weights_message(self.directory))
+                raise FileError(_no_weights_message(self.directory, stem))
         except FileError:
             self.close()
             raise
@@ -365,8 +365,10 @@ def index_of(shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> dict[str,
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
 
 
-def write_owned(model: NamedModel, staging: Path, shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> None:
-    """Write the rows that this rank owns of every parameter."""
+def write_owned(
+    model: NamedModel, staging: Path, shards: Mapping[str, Mapping[str, tuple[str, Shape]]], *, sync: bool = True
+) -> None:
+    """Write the rows that this rank owns of every parameter. `sync`: return when they are on the disk."""
     table = model.hf_pieces()
     for file, tensors in shards.items():
         writer = SafetensorsWriter(staging / file, plan_file(tensors))
@@ -377,7 +379,7 @@ def write_owned(model: NamedModel, staging: Path, shards: Mapping[str, Mapping[s
                     if len(part.owned) and piece.tensor in tensors:
                         _write_piece(writer, param, part, piece, to_host(param.spec.view(param.data, rows)))
         finally:
-            writer.close()
+            writer.close(sync=sync)
 
 
 def _write_piece(writer: SafetensorsWriter, param: Param, part: Part, piece: HfPiece, host: np.ndarray) -> None:
@@ -396,7 +398,9 @@ def _existing_directory(directory: str | Path) -> Path:
     return path
 
 
-def _no_weights_message(directory: Path) -> str:
+def _no_weights_message(directory: Path, stem: str) -> str:
+    if stem != MODEL:
+        return f"{directory} holds neither {stem}.safetensors nor an index of several such files"
     pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
     if pickled:
         return (

@@ -177,14 +177,16 @@ class SafetensorsWriter:
         for offset, stride_bytes, matrix in _matrices(info, array, dim, start):
             self._write_matrix(name, FLOAT_DTYPES[info.dtype], offset, stride_bytes, matrix)
 
-    def close(self) -> None:
-        """Wait until what was written is on the disk, and give the file back."""
+    def close(self, *, sync: bool = True) -> None:
+        """Give the file back; `sync`: first wait until what was written is on the disk."""
         try:
-            os.fsync(self._descriptor)
+            try:
+                if sync:
+                    os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)  # where a network file system may say that the disk is full
         except OSError as error:
             raise os_failure("write", self.path, error) from error
-        finally:
-            os.close(self._descriptor)
 
     def _write_matrix(self, name: str, stored: np.dtype, offset: int, stride_bytes: int, array: np.ndarray) -> None:
         rows, cols = array.shape

@@ -35,6 +35,11 @@ def together(group: Group, action: Callable[[], Any]) -> Any:
     return result
 
 
+def gather_together(group: Group, action: Callable[[], Any]) -> list[Any]:
+    """Run `action` on every rank and give all results, in rank order, to all; an error on any is raised on all."""
+    return group.all_gather_objects(together(group, action))
+
+
 def on_first_rank(group: Group, action: Callable[[], Any]) -> Any:
     """Run `action` on the first rank and give its result to all; an error there is raised on all."""
     result = together(group, action if group.rank == 0 else lambda: None)

@@ -9,18 +9,25 @@
 Names and shapes are global, so any layout can load what any other has written. A directory without a whole manifest, or
 with a file that doesn't match it, is not a checkpoint. Which one is the latest is found by looking at all of them.
 
-A save runs in phases of purely local work (write my slices; read back and sum my chunks), between which the ranks
-agree. In the foreground they follow one another; in the background a thread does a phase while training goes on, and
-the ranks agree at a step's boundary. No thread but the main one ever communicates.
+A save runs in phases of purely local work, between which the ranks agree and tell one another what came of it:
+
+    the first rank makes the directory; each writes its slices; each brings what it wrote to the disk and meanwhile
+    sums its share of the chunks; the first rank writes the manifest, renames, and drops the oldest checkpoints
+
+In the foreground they follow one another; in the background a thread does a phase while training goes on, and the ranks
+agree at a step's boundary. No thread but the main one ever communicates.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +43,20 @@ from mpitp.checkpoint.hf import (
     write_owned,
 )
 from mpitp.checkpoint.safetensors_file import STORED_NAMES, create_file, plan_file
-from mpitp.checkpoint.together import on_first_rank, raise_together, together
+from mpitp.checkpoint.together import gather_together, on_first_rank, raise_together
 from mpitp.comm.group import Group
 from mpitp.errors import FileError
-from mpitp.files import discard, make_staging, os_failure, publish, read_json, write_file, write_json
+from mpitp.files import (
+    discard,
+    make_staging,
+    os_failure,
+    publish,
+    read_json,
+    sync_directory,
+    sync_file,
+    write_file,
+    write_json,
+)
 from mpitp.layers.param import Param
 from mpitp.models.names import HfPiece
 
@@ -71,7 +88,10 @@ class ArraysAs:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What goes into a checkpoint. `documents`: JSON files, `files`: other small files, both the first rank's."""
+    """What goes into a checkpoint. `documents`: JSON files, `files`: other small files, both the first rank's.
+
+    `companions`: files elsewhere that must be on the disk before the checkpoint counts (the loss log up to its step).
+    """
 
     model: NamedModel
     moments: Moments
@@ -80,6 +100,7 @@ class Contents:
     state: Mapping[str, Any]
     documents: Mapping[str, Mapping[str, Any] | None]
     files: Mapping[str, bytes]
+    companions: Sequence[Path] = ()
 
     def sets(self) -> list[tuple[str, str, NamedModel]]:
         """(subdirectory, stem, arrays) of each set of tensors."""
@@ -91,87 +112,97 @@ class Save:
     """One checkpoint on its way to the disk: phases of local work, agreed between."""
 
     def __init__(self, root: Path, step: int, contents: Contents, group: Group, keep: int) -> None:
-        """Prepare the staging directory. A collective."""
+        """Plan the files. A collective; nothing is written yet."""
         self.target, self.group, self.keep, self.contents = root / _name(step), group, keep, contents
         shapes = all_expected(contents.model, group)
         stored = STORED_NAMES[contents.dtype]
         self.plans = {(sub, stem): plan_shards(shapes, stored, stem=stem) for sub, stem, _ in contents.sets()}
-        self.staging: Path = on_first_rank(group, self._prepare)
-        self.phases: list[Callable[[], Any]] = [self._write, self._sum]
+        self.phases: list[Callable[[list[Any]], Any]] = [self._prepare, self._write, self._sum, self._publish]
+        self._staging: Path | None = None
+        self._sizes: dict[str, int] = {}
 
     def run(self) -> None:
         """All phases, here and now. A collective."""
+        results: list[Any] = []
         try:
             for phase in self.phases:
-                result = together(self.group, phase)
-            self.publish(result)
+                results = gather_together(self.group, partial(phase, results))
         except BaseException:
             self.discard()
             raise
 
-    def publish(self, own_sums: Mapping[str, Mapping[int, int]]) -> None:
-        """Write the manifest and rename the directory into place; drop the oldest checkpoints. A collective."""
-        sums = self.group.all_gather_objects(own_sums)
-        on_first_rank(self.group, lambda: self._publish(sums))
-
     def discard(self) -> None:
         """Remove what was written."""
-        if self.group.rank == 0:
-            discard(self.staging)
+        if self.group.rank == 0 and self._staging is not None:
+            discard(self._staging)
 
-    def _prepare(self) -> Path:
-        for leftover in self.target.parent.glob(".step-*.partial"):  # of a run that was killed while saving
-            discard(leftover)
+    def _prepare(self, results: list[Any]) -> tuple[Path, dict[str, int]] | None:
+        """The first rank's part before the tensors; for all: the directory, and the size of each file in it."""
+        if self.group.rank:
+            return None
+        for pattern in (".step-*.partial", ".step-*.old"):  # of a run that was killed while saving
+            for leftover in self.target.parent.glob(pattern):
+                discard(leftover)
         staging = make_staging(self.target, overwrite=True, patterns=("*",))  # a damaged one may be in its place
         try:
-            (staging / OPTIMIZER).mkdir()
-            config = with_dtype(self.contents.config, self.contents.dtype)
-            for name, document in {
-                "config.json": config,
-                STATE: self.contents.state,
-                **self.contents.documents,
-            }.items():
-                if document is not None:
-                    write_json(staging / name, document)
-            for name, content in self.contents.files.items():
-                write_file(staging / name, content)
-            for (sub, stem), shards in self.plans.items():
-                _create_files(staging / sub, stem, shards)
+            self._fill(staging)
         except BaseException:
             discard(staging)
             raise
-        return staging
+        self._staging = staging
+        return staging, _sizes(staging)
 
-    def _write(self) -> None:
+    def _fill(self, staging: Path) -> None:
+        (staging / OPTIMIZER).mkdir()
+        config = with_dtype(self.contents.config, self.contents.dtype)
+        documents = {"config.json": config, STATE: self.contents.state, **self.contents.documents}
+        for name, document in documents.items():
+            if document is not None:
+                write_json(staging / name, document)
+        for name, content in self.contents.files.items():
+            write_file(staging / name, content)
+        for (sub, stem), shards in self.plans.items():
+            _create_files(staging / sub, stem, shards)
+        for path in self.contents.companions:
+            sync_file(path)
+
+    def _write(self, results: list[Any]) -> None:
+        self._staging, self._sizes = results[0]
         for sub, stem, arrays in self.contents.sets():
-            write_owned(arrays, self.staging / sub, self.plans[sub, stem])
+            write_owned(arrays, self._staging / sub, self.plans[sub, stem], sync=False)
 
-    def _sum(self) -> dict[str, dict[int, int]]:
-        return checksums(self.staging, self.group.rank, self.group.size)
+    def _sum(self, results: list[Any]) -> dict[str, dict[int, int]]:
+        assert self._staging is not None
+        paths = [self._staging / sub / name for (sub, _), shards in self.plans.items() for name in shards]
+        with ThreadPoolExecutor(1, "mpitp checkpoint") as pool:
+            syncing = pool.submit(_sync_all, paths)
+            sums = checksums(self._staging, self._sizes, self.group.rank, self.group.size)
+            syncing.result()
+        return sums
 
-    def _publish(self, sums: Sequence[Mapping[str, Mapping[int, int]]]) -> None:
-        merged: dict[str, dict[int, int]] = {}
-        for own in sums:
-            for name, chunks in own.items():
-                merged.setdefault(name, {}).update(chunks)
-        files = {
-            name: {"bytes": (self.staging / name).stat().st_size, "crc32": [chunks[i] for i in sorted(chunks)]}
-            for name, chunks in sorted(merged.items())
-        }
-        write_json(self.staging / MANIFEST, {"format": FORMAT, "chunk_bytes": CHUNK_BYTES, "files": files})
-        publish(self.staging, self.target)
+    def _publish(self, results: list[Any]) -> None:
+        if self.group.rank:
+            return
+        assert self._staging is not None
+        write_json(self._staging / MANIFEST, manifest(self._sizes, results))
+        sync_directory(self._staging / OPTIMIZER)
+        publish(self._staging, self.target)
         for old in checkpoints(self.target.parent)[self.keep :]:
             shutil.rmtree(old, ignore_errors=True)
 
 
 class BackgroundSave:
-    """Runs a save's phases in a thread; `advance` at every step's boundary moves it on. Its contents must be copies."""
+    """Runs a save's phases in a thread; `advance` at every step's boundary moves it on. Its contents must be copies.
+
+    `seconds`: from the beginning until the checkpoint was published.
+    """
 
     def __init__(self, save: Save) -> None:
         self.save, self._phases = save, list(save.phases)
+        self.seconds, self._started = 0.0, time.perf_counter()
         self._result: Any = None
         self._error: Exception | None = None
-        self._start()
+        self._start([])
 
     def advance(self, *, wait: bool = False) -> bool:
         """Whether the checkpoint has been published. A collective; `wait`: don't return before it is."""
@@ -181,14 +212,19 @@ class BackgroundSave:
             is_done = not self._thread.is_alive()
             if not all(self.save.group.all_gather_objects(is_done)):
                 return False
-            raise_together(self.save.group, self._error)
+            try:
+                raise_together(self.save.group, self._error)
+            except BaseException:
+                self.save.discard()
+                raise
             if not self._phases:
-                self.save.publish(self._result)
+                self.seconds = time.perf_counter() - self._started
                 return True
-            self._start()
+            self._start(self.save.group.all_gather_objects(self._result))
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._work, args=(self._phases.pop(0),), name="mpitp checkpoint")
+    def _start(self, results: list[Any]) -> None:
+        phase = partial(self._phases.pop(0), results)
+        self._thread = threading.Thread(target=self._work, args=(phase,), name="mpitp checkpoint")
         self._thread.start()
 
     def _work(self, phase: Callable[[], Any]) -> None:
@@ -204,20 +240,24 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
-def set_aside_newer(path: Path) -> list[Path]:
-    """Rename the checkpoints that are newer than `path`, so that a run resumed there doesn't mix with them."""
-    everything = checkpoints(path.parent)
-    newer = everything[: everything.index(path)] if path in everything else []
-    for other in newer:
-        target = other.with_name(f"aside-{other.name}")
+def set_aside(paths: Sequence[Path]) -> None:
+    """Rename checkpoints, so that a run that goes on from an earlier step doesn't mix with them."""
+    for path in paths:
+        target = path.with_name(f"aside-{path.name}")
         shutil.rmtree(target, ignore_errors=True)
-        other.rename(target)
-    return newer
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise os_failure("rename", path, error) from error
 
 
 def newest_whole(root: Path, group: Group, notice: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that matches its manifest; damaged ones are skipped with a notice. A collective."""
+    """The newest checkpoint that matches its manifest; damaged ones are skipped with a notice. A collective.
+
+    Raises FileError when the newest is of a format that this version doesn't know: it isn't damaged.
+    """
     for path in group.broadcast_object(checkpoints(root)):
+        on_first_rank(group, partial(_refuse_newer_format, path))
         damage = find_damage(path, group)
         if damage is None:
             return path
@@ -247,47 +287,87 @@ def read_state(path: Path) -> dict[str, Any]:
     if not (path / STATE).is_file():
         raise FileError(f"{path} holds no {STATE}, so it is no checkpoint of a training run")
     state = read_json(path / STATE)
-    if state.get("format") != FORMAT:
-        raise FileError(
-            f"{path / STATE}: format {state.get('format')!r} is not the one that this version reads ({FORMAT}); "
-            "use the version of mpitp that wrote it"
-        )
+    _check_format(path / STATE, state.get("format"))
+    if type(state.get("step")) is not int or state["step"] < 1:
+        raise FileError(f"{path / STATE}: step is {state.get('step')!r}, expected a whole number of at least 1")
     return state
 
 
-def checksums(directory: Path, rank: int, ranks: int) -> dict[str, dict[int, int]]:
-    """CRC-32 of this rank's share of the chunks of every file: {file: {chunk: sum}}."""
+def manifest(sizes: Mapping[str, int], sums: Sequence[Mapping[str, Mapping[int, int]]]) -> dict[str, Any]:
+    """The manifest's content, from each file's size and each rank's sums."""
+    files = {}
+    for name, size in sorted(sizes.items()):
+        chunks = {chunk: value for own in sums for chunk, value in own.get(name, {}).items()}
+        files[name] = {"bytes": size, "crc32": [chunks[chunk] for chunk in range(_num_chunks(size))]}
+    return {"format": FORMAT, "chunk_bytes": CHUNK_BYTES, "files": files}
+
+
+def checksums(directory: Path, sizes: Mapping[str, int], rank: int, ranks: int) -> dict[str, dict[int, int]]:
+    """CRC-32 of this rank's share of the chunks of these files: {file: {chunk: sum}}."""
+    everything = [(name, chunk) for name, size in sorted(sizes.items()) for chunk in range(_num_chunks(size))]
     sums: dict[str, dict[int, int]] = {}
-    turn = 0
-    for path in _files(directory):
-        for chunk in range(_num_chunks(path.stat().st_size)):
-            if turn % ranks == rank:
-                sums.setdefault(str(path.relative_to(directory)), {})[chunk] = _crc(path, chunk)
-            turn += 1
+    for name, chunk in everything[rank::ranks]:
+        sums.setdefault(name, {})[chunk] = _crc(directory / name, chunk)
     return sums
 
 
 def _damage(path: Path, rank: int, ranks: int) -> str | None:
     if not (path / MANIFEST).is_file():
         return f"it has no {MANIFEST}"
-    manifest = read_json(path / MANIFEST)
-    if manifest.get("format") != FORMAT or manifest.get("chunk_bytes") != CHUNK_BYTES:
-        return f"its {MANIFEST} is of another format"
-    for name, entry in manifest["files"].items():
+    files = _read_manifest(path / MANIFEST)
+    for name, (size, _) in files.items():
         if not (path / name).is_file():
             return f"{name} is missing"
-        size = (path / name).stat().st_size
-        if size != entry["bytes"]:
-            return f"{name} has {size} bytes, its {MANIFEST} says {entry['bytes']}"
-    for name, chunks in checksums(path, rank, ranks).items():
-        for chunk, value in chunks.items():
-            if name in manifest["files"] and manifest["files"][name]["crc32"][chunk] != value:
-                return f"{name} doesn't match its checksum"
+        found = (path / name).stat().st_size
+        if found != size:
+            return f"{name} has {found} bytes, its {MANIFEST} says {size}"
+    for name, chunks in checksums(path, {name: size for name, (size, _) in files.items()}, rank, ranks).items():
+        if any(files[name][1][chunk] != value for chunk, value in chunks.items()):
+            return f"{name} doesn't match its checksum"
     return None
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
+def _read_manifest(path: Path) -> dict[str, tuple[int, list[int]]]:
+    """Size and sums of each file. Raises FileError for anything that no save has written."""
+    raw = read_json(path)
+    _check_format(path, raw.get("format"))
+    try:
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in raw["files"].items()}
+        is_sound = raw["chunk_bytes"] == CHUNK_BYTES and STATE in files
+        is_sound &= all(len(sums) == _num_chunks(size) and not _leaves(name) for name, (size, sums) in files.items())
+    except (KeyError, TypeError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise FileError(f"{path} is garbled: it isn't as it was written")
+    return files
+
+
+def _leaves(name: str) -> bool:
+    """Whether a name leads out of its directory."""
+    return Path(name).is_absolute() or ".." in Path(name).parts
+
+
+def _check_format(path: Path, found: Any) -> None:
+    if found != FORMAT:
+        raise FileError(
+            f"{path}: format {found!r} is not the one that this version reads ({FORMAT}); "
+            "use the version of mpitp that wrote it"
+        )
+
+
+def _refuse_newer_format(path: Path) -> None:
+    for name in (MANIFEST, STATE):
+        try:
+            found = read_json(path / name).get("format")
+        except FileError:
+            continue  # damage, which is another matter
+        if type(found) is int and found > FORMAT:
+            _check_format(path / name, found)
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
 def _num_chunks(size: int) -> int:
@@ -305,6 +385,11 @@ def _crc(path: Path, chunk: int) -> int:
     except OSError as error:
         raise os_failure("read", path, error) from error
     return value
+
+
+def _sync_all(paths: Sequence[Path]) -> None:
+    for path in paths:
+        sync_file(path)
 
 
 def _create_files(directory: Path, stem: str, shards: Shards) -> None:

@@ -14,21 +14,23 @@ import numpy as np
 
 from mpitp import __version__
 from mpitp.backend.arrays import to_host
-from mpitp.checkpoint.together import on_first_rank
+from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.checkpoint.training import (
     FORMAT,
     BackgroundSave,
     Contents,
     Save,
+    checkpoints,
     find_damage,
     load_arrays,
     newest_whole,
     read_state,
-    set_aside_newer,
+    set_aside,
 )
 from mpitp.comm.group import Group
-from mpitp.config import RunConfig
+from mpitp.config import SECTIONS, RunConfig
 from mpitp.errors import ConfigError, FileError
+from mpitp.files import os_failure, write_file
 from mpitp.layers.param import Param
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
@@ -46,12 +48,16 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
+METRICS = "metrics.jsonl"  # the loss log in the run directory
+
+
 class RunCheckpoints:
     """Saves and finds the checkpoints of the run in `config.train.run_dir`."""
 
     def __init__(self, config: RunConfig, decoder: DecoderConfig, data: RunData, group: Group) -> None:
         self.config, self.decoder, self.data, self.group = config, decoder, data, group
-        self.root = Path(config.train.run_dir) / "checkpoints"
+        self.root = checkpoint_root(config)
+        self.slowest_seconds = 0.0  # from the beginning of a save until it was published
         self._background: BackgroundSave | None = None
         self._saved_step = 0
 
@@ -76,51 +82,75 @@ class RunCheckpoints:
             self._background = BackgroundSave(save)
         else:
             save.run()
+            self._took(time.perf_counter() - started)
         self._saved_step = step
         return time.perf_counter() - started
 
-    def advance(self) -> None:
+    def advance(self, *, wait: bool = False) -> None:
         """Move a save in the background on; call it at every step's boundary. A collective while one is under way."""
-        if self._background is not None and self._background.advance():
+        if self._background is not None and self._background.advance(wait=wait):
+            self._took(self._background.seconds)
             self._background = None
 
     def finish(self) -> None:
         """Wait for a save in the background. A collective while one is under way."""
-        if self._background is not None:
-            self._background.advance(wait=True)
-            self._background = None
+        self.advance(wait=True)
 
     def resume(self, wish: str, model: CausalLM, optimizer: AdamW) -> int:
         """Load the checkpoint that `wish` names ("auto": the newest whole one); its step, 0 when "auto" finds none."""
         path = self._chosen(wish)
         if path is None:
             return 0
-        state = read_state(path)
+        state = together(self.group, lambda: read_state(path))
         changes = compare_states(state, self._state(state["step"]), path)
-        if self.group.rank == 0:
-            for line in changes:
-                _notice(f"resuming with another {line}")
-        load_arrays(path, model, _moments(optimizer))
+        for line in changes:
+            self._say(f"resuming with another {line}")
+        together(self.group, lambda: load_arrays(path, model, _moments(optimizer)))
         optimizer.steps_done = self._saved_step = state["step"]
-        for newer in on_first_rank(self.group, lambda: set_aside_newer(path)):
-            self._say(f"{newer} is newer than the checkpoint resumed from; it is now aside-{newer.name}")
+        self._set_aside_after(state["step"])
         self._say(f"resumed from {path} after step {state['step']}")
         return int(state["step"])
 
     def _chosen(self, wish: str) -> Path | None:
-        if wish == "auto":
-            return newest_whole(self.root, self.group, self._say)
-        damage = find_damage(Path(wish), self.group)
-        if damage is not None:
-            raise FileError(f"{wish} can't be resumed from: {damage}")
-        return Path(wish)
+        if wish != "auto":
+            damage = find_damage(Path(wish), self.group)
+            if damage is not None:
+                raise FileError(
+                    f"{wish} can't be resumed from: {damage}. (To start a new run from a model's weights, name its "
+                    "directory as model.from.)"
+                )
+            return Path(wish)
+        path = newest_whole(self.root, self.group, self._say)
+        damaged = on_first_rank(self.group, lambda: checkpoints(self.root)) if path is None else []
+        if damaged and not self.config.train.overwrite:
+            raise FileError(
+                f"none of the {len(damaged)} checkpoints in {self.root} is whole, so there is nothing to go on from; "
+                "move them away, or start again from the first step with --set train.overwrite=true"
+            )
+        if damaged:
+            self._set_aside_after(0)
+        return path
+
+    def _set_aside_after(self, step: int) -> None:
+        """Rename this run's checkpoints of later steps: they are damaged, or of steps that will be taken again."""
+
+        def rename() -> list[Path]:
+            later = [path for path in checkpoints(self.root) if int(path.name.removeprefix("step-")) > step]
+            set_aside(later)
+            return later
+
+        for path in on_first_rank(self.group, rename):
+            self._say(f"{path} is of a later step than the one resumed from; it is now aside-{path.name}")
+
+    def _took(self, seconds: float) -> None:
+        self.slowest_seconds = max(self.slowest_seconds, seconds)
 
     def _contents(self, step: int, model: CausalLM, optimizer: AdamW, *, copy: bool) -> Contents:
         moments = _moments(optimizer)
         named: Any = model
         if copy:
             named = Frozen(model)
-            moments = {kind: {n: np.array(to_host(a)) for n, a in group.items()} for kind, group in moments.items()}
+            moments = {kind: {name: _copied(a) for name, a in arrays.items()} for kind, arrays in moments.items()}
         generation = {"eos_token_id": list(self.decoder.eos_ids)} if self.decoder.eos_ids else None
         return Contents(
             model=named,
@@ -130,9 +160,12 @@ class RunCheckpoints:
             state=self._state(step),
             documents={"generation_config.json": generation},
             files=self.data.tokenizer.files,
+            companions=(Path(self.config.train.run_dir) / METRICS,),
         )
 
     def _state(self, step: int) -> dict[str, Any]:
+        run = _plain(dataclasses.asdict(self.config))
+        run["train"]["global_batch_size"] = self.config.global_batch_size  # 0 follows what may change
         return {
             "format": FORMAT,
             "mpitp": __version__,
@@ -141,7 +174,7 @@ class RunCheckpoints:
             "seed": self.config.train.seed,
             "data_sha256": self.data.train.tokens.manifest.sha256,
             "model": _model_facts(self.decoder),
-            "run": _plain(dataclasses.asdict(self.config)),
+            "run": run,
         }
 
     def _say(self, line: str) -> None:
@@ -153,7 +186,7 @@ class Frozen:
     """A copy of a model's parameters in host memory, with the model's names and specs."""
 
     def __init__(self, model: CausalLM) -> None:
-        self._params = [(n, Param(np.array(to_host(p.data)), p.spec)) for n, p in model.named_params()]
+        self._params = [(n, Param(_copied(p.data), p.spec)) for n, p in model.named_params()]
         self._pieces = model.hf_pieces()
 
     def named_params(self) -> Any:
@@ -165,18 +198,23 @@ class Frozen:
         return self._pieces
 
 
+def checkpoint_root(config: RunConfig) -> Path:
+    """Where a run's checkpoints lie."""
+    return Path(config.train.run_dir) / "checkpoints"
+
+
 def compare_states(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> list[str]:
     """What differs and may, as lines for people. Raises ConfigError listing what differs and may not."""
     old, new = _flat(saved), _flat(wanted)
-    changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     ignored = ("mpitp", "run.model.fields", "samples_seen")
     allowed: list[str] = []
     refused: list[str] = []
-    for name in changed:
-        if name.startswith(ignored):
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) == new.get(name) or name.startswith(ignored) or _is_new_default(name, old, new):
             continue
-        line = f"{name.removeprefix('run.')}: {old.get(name)!r}, now {new.get(name)!r}"
-        (allowed if name.removeprefix("run.") in MAY_CHANGE else refused).append(line)
+        key = name.removeprefix("run.")
+        line = f"{key}: {_word(old, name)}, now {_word(new, name)}"
+        (allowed if key in MAY_CHANGE else refused).append(line)
     if refused:
         raise ConfigError(
             f"{path} is of another run: " + "; ".join(refused) + ". These can't change within a run; "
@@ -187,12 +225,14 @@ def compare_states(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Pa
 
 def truncate_metrics(path: Path, step: int) -> None:
     """Leave out the lines of steps after `step`: they belong to steps that are lost and will be taken again."""
-    if not path.exists():
-        return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
     temporary = path.with_suffix(".new")
-    temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    temporary.rename(path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        kept = [line for line in text.split("\n") if _step_of(line) <= step]
+        write_file(temporary, "".join(f"{line}\n" for line in kept))
+        temporary.rename(path)
+    except OSError as error:
+        raise os_failure("write", path, error) from error
 
 
 def _step_of(line: str) -> float:
@@ -200,6 +240,26 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):  # a line cut short when the run was killed
         return float("inf")
+
+
+def _is_new_default(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a key of the run file is younger than the checkpoint, and says what was so before it existed."""
+    section, _, key = name.removeprefix("run.").rpartition(".")
+    if name in old or section not in SECTIONS:
+        return False
+    fields: Any = dataclasses.fields(SECTIONS[section])  # type: ignore[arg-type]
+    defaults = {field.name.rstrip("_"): field.default for field in fields}
+    return key in defaults and new.get(name) == _plain(defaults[key])
+
+
+def _word(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "not there"
+
+
+def _copied(array: Any) -> np.ndarray:
+    """A copy in host memory."""
+    host = to_host(array)
+    return host.copy() if host is array else host
 
 
 def _moments(optimizer: AdamW) -> dict[str, dict[str, Any]]:

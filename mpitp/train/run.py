@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpitp.backend.device import Device
 from mpitp.checkpoint.hf import read_generation_config, save_model
-from mpitp.checkpoint.together import together
+from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.comm.checked import CheckedGroup
 from mpitp.comm.group import Group
 from mpitp.comm.watchdog import Watchdog
 from mpitp.config import RunConfig, duration_seconds
 from mpitp.errors import FileError, Preempted
-from mpitp.files import os_failure
+from mpitp.files import discard_leftovers, os_failure
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW
-from mpitp.train.checkpoints import RunCheckpoints, truncate_metrics
+from mpitp.train.checkpoints import METRICS, RunCheckpoints, checkpoint_root, truncate_metrics
 from mpitp.train.lock import RunLock
 from mpitp.train.metrics import Metrics
 from mpitp.train.setup import (
@@ -37,7 +38,6 @@ from mpitp.train.setup import (
 from mpitp.train.step import StepResult, TrainStep, evaluate
 from mpitp.train.stop import Deadline, StopSignals, agreed_reason
 
-METRICS = "metrics.jsonl"
 MODEL = "model"
 
 
@@ -59,12 +59,14 @@ def train(
     resume: str | None = None,
     debug_collectives: bool = False,
     stop: StopSignals | None = None,
+    observe: Callable[[TrainLoop], None] | None = None,
 ) -> RunResult:
     """Run the whole run file; a collective over all ranks.
 
     `resume`: a checkpoint's directory, or "auto": the newest whole one of the run directory, if there is one.
     `debug_collectives`: compare every collective between the ranks before it runs.
     `stop`: signals that the caller is listening to already; None: `[train] signals`, for as long as this lasts.
+    `observe`: is handed the loop before its first step, and may put stand-ins into it (`mpitp.trace`).
 
     Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite, and
     Preempted, with the state saved, when a signal or the end of the run's time has stopped it.
@@ -72,14 +74,15 @@ def train(
     data = together(world, lambda: open_data(config))
     decoder = together(world, lambda: model_config(config, data))
     directory = Path(config.train.run_dir)
-    together(world, lambda: _prepare_directory(config, resume) if world.rank == 0 else None)
     with contextlib.ExitStack() as stack:
-        together(world, lambda: stack.enter_context(RunLock(directory)) if world.rank == 0 else None)
+        on_first_rank(world, lambda: _take_directory(config, resume, stack))
         stop = stop or stack.enter_context(StopSignals(config.train.signals))
         group = _guarded_group(config, world, stack, debug_collectives)
         model = make_model(config, decoder, group, device)
         loop = TrainLoop(config, decoder, data, model, stop)
         first = loop.begin(resume)
+        if observe is not None:
+            observe(loop)
         metrics_path = directory / METRICS if world.rank == 0 else None
         loop.metrics = stack.enter_context(Metrics(metrics_path, config.train.steps, first))
         losses = [loop.step(step).loss for step in range(first + 1, config.train.steps + 1)]
@@ -108,8 +111,7 @@ class TrainLoop:
     def begin(self, resume: str | None) -> int:
         """Load the checkpoint to go on from; the number of steps that are done."""
         done = 0 if resume is None else self.checkpoints.resume(resume, self.model, self.optimizer)
-        if self.group.rank == 0:
-            truncate_metrics(Path(self.config.train.run_dir) / METRICS, done)
+        on_first_rank(self.group, lambda: truncate_metrics(Path(self.config.train.run_dir) / METRICS, done))
         return done
 
     def step(self, step: int) -> StepResult:
@@ -158,6 +160,7 @@ class TrainLoop:
     def _after(self, step: int) -> None:
         """Checkpoint when due; stop when asked to. All ranks agree on both."""
         self.checkpoints.advance()
+        self.deadline.slowest_save = self.checkpoints.slowest_seconds
         if self.checkpoints.is_due(step):
             self._save(step)
         mine = f"{self.stop.received} received" if self.stop.received else self.deadline.reason()
@@ -171,7 +174,6 @@ class TrainLoop:
 
     def _save(self, step: int, *, wait: bool = False) -> None:
         seconds = self.checkpoints.save(step, self.model, self.optimizer, wait=wait)
-        self.deadline.slowest_save = max(self.deadline.slowest_save, seconds)
         self.metrics.say(f"step {step}: checkpoint, {seconds:.2f} s")
 
 
@@ -208,19 +210,28 @@ def _guarded_group(config: RunConfig, world: Group, stack: contextlib.ExitStack,
     return stack.enter_context(Watchdog(directory, world.rank, world.size, limit)).watch(group, "tp")
 
 
-def _prepare_directory(config: RunConfig, resume: str | None) -> None:
-    """Make the run directory and see that it can be written; refuse to mix two runs."""
+def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.ExitStack) -> None:
+    """Make the run directory, take its lock until `stack` ends, see that it can be written; refuse to mix two runs."""
     directory = Path(config.train.run_dir)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if resume is None and ((directory / METRICS).exists() or (directory / "checkpoints").exists()):
+        stack.enter_context(RunLock(directory))  # before anything of another job's could be removed
+        discard_leftovers(directory / MODEL)
+        if not _continues(config, resume) and ((directory / METRICS).exists() or checkpoint_root(config).exists()):
             if not config.train.overwrite:
                 raise FileError(
                     f"{directory} holds an earlier run; go on with it by --resume auto, choose another train.run_dir, "
                     "or replace it with --set train.overwrite=true"
                 )
             (directory / METRICS).unlink(missing_ok=True)
-            shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+            shutil.rmtree(checkpoint_root(config), ignore_errors=True)
         (directory / METRICS).touch()
     except OSError as error:
         raise os_failure("write to", directory, error) from error
+
+
+def _continues(config: RunConfig, resume: str | None) -> bool:
+    """Whether this run goes on with what its directory holds; a checkpoint from elsewhere begins another run."""
+    if resume is None or resume == "auto":
+        return resume == "auto"
+    return Path(resume).resolve().parent == checkpoint_root(config).resolve()
