@@ -61,7 +61,10 @@ def _is_duration(text: str) -> bool:
 
 
 DURATION = Rule(_is_duration, 'such as "1h50m" or "90s"')
-SIGNALS = Rule(lambda names: all(f"SIG{name}" in signal.Signals.__members__ for name in names), "of signals, as USR1")
+SIGNALS = Rule(
+    lambda names: all(f"SIG{name}" in signal.Signals.__members__ and name not in ("KILL", "STOP") for name in names),
+    "of signals that can be caught, as USR1",
+)
 
 
 def one_of(*choices: str) -> Rule:

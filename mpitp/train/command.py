@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mpitp.config import key_table, load_run_config
+from mpitp.config import RunConfig, key_table, load_run_config
+from mpitp.errors import Preempted
 
 if TYPE_CHECKING:
+    from mpitp.backend.device import Device
+    from mpitp.comm.group import Group
     from mpitp.train.run import RunResult
 
 _DESCRIPTION = """\
@@ -56,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="auto|DIR", help="go on from a checkpoint; auto: the newest whole one, if there is one"
     )
     parser.add_argument(
+        "--trace",
+        metavar="OUT.JSON",
+        help="write a timeline of all ranks, print the communication ledger (mpitp trace)",
+    )
+    parser.add_argument(
         "--debug-collectives", action="store_true", help="compare every collective between ranks before it runs (slow)"
     )
 
@@ -70,10 +78,38 @@ def run(args: argparse.Namespace) -> int:
 
     with StopSignals(config.train.signals) as stop:  # before MPI starts, which can take its time on many nodes
         world, device = start_job(config.train.device, invariant=config.train.invariant)
-        result = train(config, world, device, resume=args.resume, debug_collectives=args.debug_collectives, stop=stop)
+        options: dict[str, Any] = {"resume": args.resume, "debug_collectives": args.debug_collectives, "stop": stop}
+        if args.trace:
+            _train_traced(config, world, device, args.trace, options)
+            return 0
+        result = train(config, world, device, **options)
         if world.rank == 0:
             print(_summary(result))
     return 0
+
+
+def _train_traced(config: RunConfig, world: Group, device: Device, path: str, options: dict[str, Any]) -> None:
+    """Train with stand-ins around group, layers and optimizer; write what they saw, of a preempted run too."""
+    from mpitp.trace.timeline import check_writable, finish
+    from mpitp.trace.tracer import Tracer
+    from mpitp.train.run import TrainLoop, train
+
+    check_writable(path)
+    tracer = Tracer()
+
+    def observe(loop: TrainLoop) -> None:
+        tracer.attach(loop.model)
+        loop.train_step.grad_norm = tracer.timed("gradient norm", loop.train_step.grad_norm)  # type: ignore[assignment]
+        loop.optimizer.step = tracer.timed("optimizer", loop.optimizer.step)  # type: ignore[method-assign]
+
+    try:
+        result = train(config, tracer.watch(world), device, observe=observe, **options)
+    except Preempted:
+        finish(tracer, world, path, "train")
+        raise
+    trace = finish(tracer, world, path, "train")
+    if world.rank == 0:
+        print(f"{_summary(result)}\n\n{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev")
 
 
 def _summary(result: RunResult) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import socket
+import sys
 from pathlib import Path
 from types import TracebackType
 
 from mpitp.errors import FileError
 from mpitp.files import os_failure
 
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
 
 class RunLock:
     """Holds `directory/.lock` while a `with` block lasts; the system gives it back when the process dies.
 
-    Raises FileError when another job holds it, naming host and process.
+    Raises FileError when another job holds it, naming host and process. A file system that knows no locks (some
+    parallel ones, as they are mounted) is gone along with, and said so.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -26,8 +32,6 @@ class RunLock:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace") or "another process"
             os.close(self._descriptor)
@@ -35,7 +39,13 @@ class RunLock:
                 f"{self.path.parent} is in use by another job ({holder}); wait for it, or choose another train.run_dir"
             ) from None
         except OSError as error:
-            raise os_failure("lock", self.path, error) from error
+            if self._descriptor < 0 or error.errno not in _NO_LOCKS:
+                raise os_failure("lock", self.path, error) from error
+            print(f"mpitp: {self.path} can't be locked here ({error.strerror}); see to it yourself that no second "
+                  "job runs in this directory", file=sys.stderr, flush=True)  # fmt: skip
+        with contextlib.suppress(OSError):  # a full disk; the name is for people only
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         return self
 
     def __exit__(

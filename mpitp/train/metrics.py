@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mpitp.errors import FileError
+from mpitp.files import os_failure
 
 
 class Metrics:
@@ -25,16 +26,20 @@ class Metrics:
         try:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
         except OSError as error:
-            raise FileError(f"can't write {path}: {error.strerror}") from error
+            raise os_failure("write", path, error) from error
         self._bar = tqdm(
             total=steps, initial=first_step, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.3
         )
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append one object."""
-        if self._file is not None:
+        """Append one object. Raises FileError when it can't be written (a full disk)."""
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
+        except OSError as error:
+            raise os_failure("write", self._file.name, error) from error
 
     def show(self, **facts: str) -> None:
         """Advance the bar by one step and show these facts beside it."""
@@ -56,4 +61,5 @@ class Metrics:
         if self._bar is not None:
             self._bar.close()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of a line that couldn't be written, which has been said
+                self._file.close()

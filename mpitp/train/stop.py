@@ -23,8 +23,11 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 class StopSignals:
     """Turns signals into a flag while a `with` block lasts; the handlers that were there come back after it.
 
+    A program's own handler goes on being called meanwhile (but not Python's for Ctrl-C, which would end the run).
+
     Signals can be handled in the main thread only; elsewhere (a run in a thread of a larger program) nothing is
-    installed, and the program's own handlers stay as they are.
+    installed, and the program's own handlers stay as they are. A handler that isn't Python's stays too: it could be
+    neither called nor put back from here.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -35,7 +38,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         try:
             for number in self._signals:
-                self._before[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) is not None:
+                    self._before[number] = signal.signal(number, self._handle)
         except ValueError:  # not the main thread
             pass
         return self
@@ -49,7 +53,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         earlier = self._before.get(signal.Signals(number))
-        if callable(earlier):  # a program's own handler goes on being called
+        if callable(earlier) and earlier is not signal.default_int_handler:
             earlier(number, frame)
 
 
