@@ -24,9 +24,10 @@ CASES = [  # heads, FFN and vocabulary that nothing divides; the last has blocks
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_fifty_steps_and_two_texts(name: str, world: Group) -> None:
+def test_training_and_two_texts(name: str, world: Group) -> None:
     assert world.size <= BLOCKS
-    assert_same_bits(train_and_generate(world, name), on_one_rank(name))
+    steps = 10  # more ranks than cores make each collective slow; the thread ranks take fifty
+    assert_same_bits(train_and_generate(world, name, steps), on_one_rank(name, steps))
 
 
 @pytest.mark.parametrize("case", CASES)

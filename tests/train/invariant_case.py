@@ -34,12 +34,12 @@ def batch(config: DecoderConfig, step: int) -> Batch:
     return Batch.of_rows(rows[:, :-1], rows[:, 1:], DropoutState(1, step, (0, 1)))
 
 
-def train_and_generate(group: Group, name: str) -> Arrays:
+def train_and_generate(group: Group, name: str, steps: int = STEPS) -> Arrays:
     """Losses and gradient norms of all steps, the weights after them, a greedy and a sampled text."""
     model = new_model(CONFIGS[name], group, seed=3, invariant_blocks=BLOCKS)
     optimizer = AdamW(model.named_params(), AdamWSettings())
     step = TrainStep(model, optimizer, clip_norm=1.0)
-    done = [step([batch(model.config, i)], 1e-2) for i in range(1, STEPS + 1)]
+    done = [step([batch(model.config, i)], 1e-2) for i in range(1, steps + 1)]
     result: Arrays = {"losses": np.array([r.loss for r in done]), "norms": np.array([r.grad_norm for r in done])}
     result |= {f"weight {key}": value for key, value in weights(group, model.named_params()).items()}
     for key, sampling in (("greedy", Sampling()), ("sampled", Sampling(temperature=0.9, top_k=30, seed=5))):
@@ -49,6 +49,6 @@ def train_and_generate(group: Group, name: str) -> Arrays:
 
 
 @cache
-def on_one_rank(name: str) -> Arrays:
+def on_one_rank(name: str, steps: int = STEPS) -> Arrays:
     """The result of the one-rank model."""
-    return train_and_generate(SerialGroup(), name)
+    return train_and_generate(SerialGroup(), name, steps)
