@@ -119,6 +119,27 @@ def test_same_bits_in_every_shape(name: str, dtype: str, shape: tuple[int, int])
         assert_same_bits(result, expected)
 
 
+def decoded_logits(group: Group, name: str) -> Arrays:
+    """Logits after prompts and after single tokens that attend to the cache."""
+    model = make_model(group, LONG[name], "float32", invariant_blocks=6)
+    found = {}
+    for prompts in ([[1] * 130], [[1, 2, 3], [4]], [[5]]):
+        caches = model.new_caches([len(prompt) + 3 for prompt in prompts])
+        fed, past = prompts, [0] * len(prompts)
+        for step in range(4):
+            found[f"{len(prompts[0])} {step}"] = model.next_logits(Batch.of_lists(fed, tuple(past)), caches)
+            past = [seen + len(new) for seen, new in zip(past, fed, strict=True)]
+            fed = [[step]] * len(prompts)
+    return found
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_same_bits_of_logits_from_the_cache(name: str) -> None:
+    expected = decoded_logits(SerialGroup(), name)
+    for ranks in (2, 4, 6):
+        assert_same_bits(run_threads(ranks, decoded_logits, name)[0], expected)
+
+
 def test_heads_one_wide_are_refused() -> None:
     config = config_from_hf({**GPT2, "n_embd": 6})
     with pytest.raises(ConfigError, match="head_dim of at least 2"):
