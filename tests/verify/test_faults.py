@@ -6,7 +6,7 @@ import pytest
 
 from mpitp.verify.report import summary
 from tests.verify.cases import CONFIGS, run_verify
-from tests.verify.faults import FAULTS
+from examples.planted_bugs import FAULTS
 
 CASES = [
     pytest.param(name, model, ranks, id=f"{name}, {model} on {ranks}")

@@ -26,7 +26,7 @@ from mpitp.verify.source import Source, check_memory, needed_bytes, parse_layers
 from tests.command_on_threads import command_on_threads
 from tests.models.model_cases import GPT2, make_model
 from tests.verify.cases import CONFIGS
-from tests.verify.faults import FAULTS
+from examples.planted_bugs import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "tests/parity/golden/llama-gqa")

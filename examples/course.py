@@ -1,0 +1,75 @@
+"""What the numbered examples share: ranks as threads or processes, printing once, counting traffic, proofs."""
+
+import math
+import os
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.threads import limit_blas_threads
+from mpitp.comm import Group, run_threads, world_group
+from mpitp.comm.environment import launch_claim
+from mpitp.comm.wrapped import Call, WrappedGroup
+
+
+def on_ranks(program: Callable[[Group], Any], ranks: int = 3) -> None:
+    """Run `program(group)` on every rank: MPI's ranks under a launcher, else `ranks` threads of this process."""
+    limit_blas_threads(1)
+    if launch_claim(os.environ).variable:
+        program(world_group())
+    else:
+        run_threads(ranks, program)
+
+
+def say(group: Group, text: str = "") -> None:
+    """Print once, whatever the number of ranks."""
+    if group.rank == 0:
+        print(text, flush=True)
+
+
+def say_each(group: Group, text: str) -> None:
+    """Print every rank's line, in the order of the ranks."""
+    for rank, line in enumerate(group.all_gather_objects(text)):
+        say(group, f"  rank {rank:<2}  {line}")
+
+
+def difference(group: Group, *pairs: tuple[Any, Any]) -> float:
+    """The largest difference between the two of each pair, on any rank."""
+    own = max((float(np.abs(np.asarray(a) - b).max(initial=0.0)) for a, b in pairs), default=0.0)
+    return float(group.all_reduce(np.array([own]), op="max")[0])
+
+
+def prove(group: Group, claim: str, *pairs: tuple[Any, Any], limit: float = 1e-12) -> None:
+    """Print how far apart the two of each pair are; stop when it's more than rounding."""
+    worst = difference(group, *pairs)
+    say(group, f"{'PROOF ' if worst <= limit else 'WRONG '} {claim}: largest difference {worst:.1e}")
+    assert worst <= limit, f"{claim}: {worst} exceeds {limit}"
+
+
+def exercise(group: Group, text: str) -> None:
+    """What to think about next."""
+    say(group, "\n" + textwrap.fill(f"EXERCISE  {text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False))
+
+
+class Watched(WrappedGroup):
+    """A group that writes down every collective and hands it on."""
+
+    def __init__(self, inner: Group) -> None:
+        super().__init__(inner)
+        self.calls: list[Call] = []
+
+    def _around(self, call: Call, run: Callable[[], Any]) -> Any:
+        if not call.op.startswith("wait"):  # one that overlaps with work is a call to start it and one to wait for it
+            self.calls.append(replace(call, op=call.op.removeprefix("start ")))
+        return run()
+
+    def _wrap_split(self, inner: Group) -> Group:
+        return Watched(inner)
+
+
+def nbytes(call: Call) -> int:
+    """Bytes of the array that a rank hands to a collective."""
+    return math.prod(call.shape) * np.dtype(call.dtype or "u1").itemsize
