@@ -1,9 +1,12 @@
 """Says which rank is late, and where, when a collective does not complete; ends the job when it still doesn't.
 
-Each rank keeps a ring of its last collectives, and a thread writes a small status file every few seconds into a
-directory that all ranks share (in the run directory). MPI is not used for it: a rank that is stuck in MPI, or
-stopped, could not answer. When this rank has been in one collective for `limit` seconds, it reads the others' files;
-the lowest rank that is waiting like this prints the report. After twice the limit the job is ended.
+Each rank keeps, for each group, a ring of its last collectives, and a thread writes them every few seconds into a small
+status file in a directory that all ranks share (in the run directory). MPI is not used for it: a rank that is stuck in
+MPI, or stopped, could not answer. When this rank has been in one collective for `limit` seconds, it reads the others'
+files; the lowest rank that is waiting like this prints the report. After twice the limit the job is ended.
+
+A rank that is killed is another matter: the ranks of its machine learn of it at once (`peers.py`), say in which
+collective the job stood, and end it.
 """
 
 from __future__ import annotations
@@ -11,52 +14,67 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mpitp.comm.abort import end_job
 from mpitp.comm.group import Group
-from mpitp.comm.wrapped import Call, WrappedGroup, call_site
+from mpitp.comm.peers import PeerWatch, Process, this_process
+from mpitp.comm.wrapped import Call, WrappedGroup, call_site, place_of
 from mpitp.errors import LaunchError
 
-RING = 16  # collectives remembered
+RING = 16  # collectives of a group that are remembered
+MOST_SECONDS_BETWEEN_STATUSES = 5.0
 
 
 @dataclass(slots=True)
 class Entry:
-    """One collective of this rank; `ended` 0: it is still in it. Times are seconds since the epoch."""
+    """One collective of this rank, the `number`-th of its group; `ended` 0: it is still in it.
+
+    Times are seconds since the epoch. `call` is a text once it has been through a file.
+    """
 
     number: int
     group: str
-    call: str
+    call: Call | str
     site: str
     started: float
     ended: float = 0.0
 
+    def __str__(self) -> str:
+        return f"number {self.number} of group {self.group}, {self.call} at {self.site}"
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a rank wrote last: when, on which host, and its newest collectives."""
+    """What a rank wrote last: when, on which host, where its program was, and its newest collectives, oldest first.
+
+    `members`: the ranks of those groups that don't hold all.
+    """
 
     rank: int
     host: str
     pid: int
     written: float
-    ring: tuple[Entry, ...]
+    place: str = ""
+    ring: tuple[Entry, ...] = ()
+    members: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def last(self) -> Entry | None:
         """The newest collective."""
         return self.ring[-1] if self.ring else None
+
+    def last_of(self, group: str) -> Entry | None:
+        """The newest collective of one group."""
+        return next((entry for entry in reversed(self.ring) if entry.group == group), None)
 
     def waiting_seconds(self, now: float) -> float:
         """How long the rank has been in its newest collective; 0: it isn't in one."""
@@ -66,30 +84,43 @@ class Status:
 class Watchdog:
     """Watches the collectives of one rank, and speaks up when one takes longer than `limit` seconds.
 
-    Use it as a context manager; `watch(group)` gives the group to hand to the model.
+    Use it as a context manager; `watch(group)` gives the group to hand to the model. `processes`: of all ranks, where
+    they are processes whose end is to be noticed.
     """
 
-    def __init__(self, directory: Path, rank: int, size: int, limit: float) -> None:
+    def __init__(self, directory: Path, rank: int, size: int, limit: float, processes: Sequence[Process] = ()) -> None:
         self.directory, self.rank, self.size, self.limit = directory, rank, size, limit
-        self._ring: deque[Entry] = deque(maxlen=RING)
-        self._numbers = itertools.count(1)
+        self._own = this_process(rank)
+        self._peers = PeerWatch(self._own, processes, self._died)
+        self._rings: dict[str, deque[Entry]] = defaultdict(lambda: deque(maxlen=RING))
+        self._numbers: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self._members: dict[str, list[int]] = {}
+        self._newest: Entry | None = None
+        self._reported: Entry | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpitp watchdog", daemon=True)
-        self._reported = 0
+        self._watched_thread = 0
 
-    def watch(self, group: Group, name: str) -> Group:
-        """`group`, its collectives watched under `name`."""
+    def watch(self, group: Group, name: str, members: Sequence[int] | None = None) -> Group:
+        """`group`, its collectives watched under `name`. `members`: its ranks in the job; None: all."""
+        if members is not None:
+            self._members[name] = list(members)
         return WatchedGroup(group, self, name)
 
     def begin(self, call: Call, group: str) -> Entry:
         """A collective begins."""
-        entry = Entry(next(self._numbers), group, str(call), call_site(), time.time())
-        self._ring.append(entry)
+        entry = Entry(next(self._numbers[group]), group, call, call_site(), time.time())
+        self._rings[group].append(entry)
+        self._newest = entry
         return entry
 
     def __enter__(self) -> Watchdog:
+        self._watched_thread = threading.get_ident()
+        with contextlib.suppress(OSError):  # what can't be written here is found missing there
+            self.directory.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
+        self._peers.__enter__()
         return self
 
     def __exit__(
@@ -97,38 +128,57 @@ class Watchdog:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        self._leave()
+        self._peers.__exit__(kind, error, where)
+
+    def _leave(self) -> None:
+        """Take this rank's file away: from here on its end is no news, or it says itself why it ends."""
         with contextlib.suppress(OSError):
             self._path(self.rank).unlink()
             self.directory.rmdir()  # the last rank to leave succeeds
 
     def _run(self) -> None:
-        while not self._stop.wait(min(self.limit / 8, 5.0)):
+        while not self._stop.wait(min(self.limit / 8, MOST_SECONDS_BETWEEN_STATUSES)):
             self._write()
-            entry = self._ring[-1] if self._ring else None
+            entry = self._newest
             if entry is None or entry.ended or time.time() - entry.started < self.limit:
                 continue
-            if self._reported != entry.number:
-                self._reported = entry.number
+            if self._reported is not entry:
+                self._reported = entry
                 self._report()
             elif time.time() - entry.started > 2 * self.limit:
-                end_job(LaunchError(f"{entry.call} did not complete in {2 * self.limit:.0f} s (at {entry.site})"))
+                self._leave()
+                end_job(LaunchError(f"the collective {entry} did not complete in {2 * self.limit:g} s"))
 
     def _report(self) -> None:
         now = time.time()
         everyone = read_statuses(self.directory)
         waiting = [rank for rank, status in everyone.items() if status.waiting_seconds(now) > 0.75 * self.limit]
-        if self.rank == min(waiting, default=self.rank):
-            sys.stderr.write("\n" + report(everyone, self.size, self.limit, now) + "\n")
-            sys.stderr.flush()
+        if self.rank == min(set(waiting) - set(_silent(everyone, self.limit, now)), default=self.rank):
+            _say(report(everyone, self.size, self.limit, now))
+
+    def _died(self, process: Process, living: list[int]) -> None:
+        """A rank's process on this machine has ended; unless in the ordinary way, say so and end the job."""
+        if self._stop.is_set() or not self._path(process.rank).exists() or self.rank != living[0]:
+            return
+        text = death_report(process, read_statuses(self.directory).get(process.rank), self._status(), time.time())
+        self._leave()
+        _say(text)  # at once: the launcher leaves little time
+        end_job(LaunchError(f"rank {process.rank} has died"))
+
+    def _status(self) -> Status:
+        rings = [replace(e, call=str(e.call)) for ring in list(self._rings.values()) for e in tuple(ring)]
+        rings.sort(key=lambda entry: entry.started)
+        place = place_of(sys._current_frames().get(self._watched_thread))
+        own = self._own
+        return Status(self.rank, own.host, own.pid, time.time(), place, tuple(rings), dict(self._members))
 
     def _write(self) -> None:
         """Publish this rank's status by rename, so that readers never see half of one."""
-        status = Status(self.rank, socket.gethostname(), os.getpid(), time.time(), tuple(self._ring))
         path = self._path(self.rank)
         with contextlib.suppress(OSError, RuntimeError):  # a full disk must not end the run
-            self.directory.mkdir(parents=True, exist_ok=True)  # a rank that has failed may have taken it away
             temporary = path.with_suffix(".new")
-            temporary.write_text(json.dumps(asdict(status)))
+            temporary.write_text(json.dumps(asdict(self._status())))
             temporary.rename(path)
 
     def _path(self, rank: int) -> Path:
@@ -149,7 +199,8 @@ class WatchedGroup(WrappedGroup):
         return result
 
     def _wrap_split(self, inner: Group) -> Group:
-        return WatchedGroup(inner, self._watchdog, f"{self._name}, split")
+        members = inner.all_gather_objects(self._watchdog.rank)
+        return self._watchdog.watch(inner, f"{self._name}/{_ranks(members)}", members)
 
 
 def read_statuses(directory: Path) -> dict[int, Status]:
@@ -164,37 +215,66 @@ def read_statuses(directory: Path) -> dict[int, Status]:
 
 
 def report(statuses: Mapping[int, Status], size: int, limit: float, now: float) -> str:
-    """Which ranks wait, which are late, and where each late one was last."""
-    furthest = max((status.last.number for status in statuses.values() if status.last), default=0)
-    late = [rank for rank in range(size) if _is_late(statuses.get(rank), furthest)]
-    waiting = [rank for rank in range(size) if rank not in late]
-    lines = [f"watchdog: a collective has not completed for {limit:.0f} s"]
+    """Which ranks wait, which are late, and where each late one is: of the group whose collective takes longest."""
+    lines = [f"watchdog: a collective has not completed for {limit:g} s"]
+    silent = _silent(statuses, limit, now)
+    waits = {rank: status for rank, status in statuses.items() if status.waiting_seconds(now) and rank not in silent}
+    if not waits:
+        return "\n".join([*lines, "  no rank says that it waits in one"])
+    longest = max(waits.values(), key=lambda status: status.waiting_seconds(now))
+    assert longest.last is not None
+    group = longest.last.group
+    members = longest.members.get(group, range(size))
+    furthest = max(last.number for status in statuses.values() if (last := status.last_of(group)))
+    late = [rank for rank in members if rank in silent or _is_late(statuses.get(rank), group, furthest)]
+    waiting = [rank for rank in members if rank not in late]
     if waiting:
-        last = statuses[waiting[0]].last
-        assert last is not None
-        lines.append(f"  waiting: {_ranks(waiting)} in number {last.number}, {last.call} ({last.group}) at {last.site}")
+        lines.append(f"  waiting: {_ranks(waiting)} in {statuses[waiting[0]].last_of(group)}")
     for rank in late:
-        lines += _late_lines(rank, statuses.get(rank), now)
+        lines += _late_lines(rank, statuses.get(rank), rank in silent, now)
     if not late:
         lines.append("  every rank is in it: the network or the MPI library doesn't deliver")
     return "\n".join(lines)
 
 
-def _is_late(status: Status | None, furthest: int) -> bool:
-    return status is None or status.last is None or status.last.number < furthest or bool(status.last.ended)
+def death_report(dead: Process, status: Status | None, own: Status, now: float) -> str:
+    """Which rank has died, and in which collective the job stood, as another rank sees it."""
+    lines = [f"rank {dead.rank} on {dead.host} (process {dead.pid}) has died: killed, or out of memory?"]
+    if own.last is not None:
+        state = "is in" if not own.last.ended else "was last in"
+        lines.append(f"  rank {own.rank} {state} {own.last}")
+    if status is not None and status.last is not None:
+        lines.append(f"  rank {dead.rank}, {now - status.written:.1f} s ago, had begun {status.last}")
+    return "\n".join(lines)
 
 
-def _late_lines(rank: int, status: Status | None, now: float) -> list[str]:
+def _silent(statuses: Mapping[int, Status], limit: float, now: float) -> list[int]:
+    """The ranks whose status is old although a healthy process renews it every few seconds."""
+    return [rank for rank, status in statuses.items() if now - status.written > limit / 2]
+
+
+def _is_late(status: Status | None, group: str, furthest: int) -> bool:
+    last = None if status is None else status.last_of(group)
+    return last is None or last.number < furthest or bool(last.ended)
+
+
+def _late_lines(rank: int, status: Status | None, is_silent: bool, now: float) -> list[str]:
     if status is None:
         return [f"  late: rank {rank}, of which nothing is known (it has left no status file)"]
-    silent = now - status.written
-    alive = f"silent for {silent:.0f} s: stopped, dead or cut off" if silent > 10 else "alive"
-    lines = [f"  late: rank {rank} on {status.host} (process {status.pid}), {alive}; its last collectives:"]
+    alive = f"silent for {now - status.written:.0f} s: stopped, dead or cut off" if is_silent else "alive"
+    lines = [f"  late: rank {rank} on {status.host} (process {status.pid}), {alive}"]
+    if status.place:
+        lines.append(f"    its program {'was' if is_silent else 'is'} at {status.place}; its last collectives:")
     for entry in status.ring[-3:]:
         state = f"ended {now - entry.ended:.0f} s ago" if entry.ended else "in it"
-        lines.append(f"    number {entry.number}, {entry.call} ({entry.group}) at {entry.site}: {state}")
+        lines.append(f"    {entry}: {state}")
     return lines
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write("\n" + text + "\n")
+    sys.stderr.flush()

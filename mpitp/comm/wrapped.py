@@ -5,16 +5,20 @@ Layers hold a `Group` and don't know what kind; whoever wants to see the traffic
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from mpitp.comm.group import Array, Group, Pending
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parent) + os.sep
+SITE_FRAMES = 3  # frames of a call site that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Call:
     shape: tuple[int, ...]
     dtype: str
     detail: str = ""  # the reduction, the root, the dim
+    free_dim: int | None = None  # the dim whose length may differ from rank to rank
 
     def __str__(self) -> str:
         what = f"{self.op}({self.detail})" if self.detail else self.op
@@ -56,10 +61,10 @@ class WrappedGroup(Group):
         return self._around(call, lambda: self.inner.all_reduce_in_order(partials, like))
 
     def all_gather(self, x: Array, dim: int = 0) -> Array:
-        return self._around(_call("all_gather", x, f"dim {dim}"), lambda: self.inner.all_gather(x, dim))
+        return self._around(_gather_call(x, dim), lambda: self.inner.all_gather(x, dim))
 
     def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
-        call = _call("reduce_scatter", x, f"dim {dim}")
+        call = _call("reduce_scatter", x, f"dim {dim}, sizes {list(sizes)}")
         return self._around(call, lambda: self.inner.reduce_scatter(x, sizes, dim))
 
     def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
@@ -92,26 +97,44 @@ class WrappedGroup(Group):
         return self._started(_call("all_reduce", x, op), lambda: self.inner.start_all_reduce(x, op, out))
 
     def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
-        return self._started(_call("all_gather", x, f"dim {dim}"), lambda: self.inner.start_all_gather(x, dim))
+        return self._started(_gather_call(x, dim), lambda: self.inner.start_all_gather(x, dim))
 
     def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
-        call = _call("reduce_scatter", x, f"dim {dim}")
+        call = _call("reduce_scatter", x, f"dim {dim}, sizes {list(sizes)}")
         return self._started(call, lambda: self.inner.start_reduce_scatter(x, sizes, dim))
 
     def _started(self, call: Call, start: Callable[[], Pending]) -> Pending:
-        pending = self._around(Call(f"start {call.op}", call.shape, call.dtype, call.detail), start)
-        waiting = Call(f"wait {call.op}", call.shape, call.dtype, call.detail)
+        pending = self._around(replace(call, op=f"start {call.op}"), start)
+        waiting = replace(call, op=f"wait {call.op}")
         return Pending(lambda: self._around(waiting, pending.wait))
 
 
 def call_site() -> str:
-    """File and line of the code outside `comm/` that made the current call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    """File, line and function of the code outside `comm/` that made the current call, and whence that was called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    return f"{path.parent.name}/{path.name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return place_of(frame)
+
+
+def place_of(frame: FrameType | None) -> str:
+    """The innermost frames from this one on: "layers/mappings.py:31 in forward < layers/block.py:52 in forward"."""
+    places: list[str] = []
+    while frame is not None and len(places) < SITE_FRAMES:
+        places.append(_place(frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return " < ".join(places)
+
+
+@lru_cache(maxsize=4096)
+def _place(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
+    return f"{path.parent.name}/{path.name}:{line} in {code.co_name}"
 
 
 def _call(op: str, x: Array, detail: str = "") -> Call:
     return Call(op, tuple(x.shape), str(x.dtype), detail)
+
+
+def _gather_call(x: Array, dim: int) -> Call:
+    return replace(_call("all_gather", x, f"dim {dim}"), free_dim=dim % x.ndim)

@@ -15,10 +15,11 @@ from mpitp.checkpoint.hf import read_generation_config, save_model
 from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.comm.checked import CheckedGroup
 from mpitp.comm.group import Group
+from mpitp.comm.peers import this_process
 from mpitp.comm.watchdog import Watchdog
 from mpitp.config import RunConfig, duration_seconds
 from mpitp.errors import FileError, Preempted
-from mpitp.files import discard_leftovers, os_failure
+from mpitp.files import discard, discard_leftovers, os_failure
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW
@@ -39,6 +40,7 @@ from mpitp.train.step import StepResult, TrainStep, evaluate
 from mpitp.train.stop import Deadline, StopSignals, agreed_reason
 
 MODEL = "model"
+WATCHDOG = ".watchdog-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,12 @@ def _guarded_group(config: RunConfig, world: Group, stack: contextlib.ExitStack,
     group = CheckedGroup(world) if debug_collectives else world
     if limit is None:
         return group
-    directory = Path(config.train.run_dir) / ".watchdog"
-    return stack.enter_context(Watchdog(directory, world.rank, world.size, limit)).watch(group, "tp")
+    processes = world.all_gather_objects(this_process(world.rank))
+    # a folder of this job's own: what an earlier job that was killed has left must not be taken for its ranks
+    name = world.broadcast_object(f"{processes[0].host}-{processes[0].pid}-{time.time():.0f}")
+    directory = Path(config.train.run_dir) / f"{WATCHDOG}{name}"
+    watchdog = stack.enter_context(Watchdog(directory, world.rank, world.size, limit, processes))
+    return watchdog.watch(group, "tp")
 
 
 def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.ExitStack) -> None:
@@ -217,6 +223,8 @@ def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.Exi
         directory.mkdir(parents=True, exist_ok=True)
         stack.enter_context(RunLock(directory))  # before anything of another job's could be removed
         discard_leftovers(directory / MODEL)
+        for leftover in directory.glob(f"{WATCHDOG}*"):
+            discard(leftover)
         if not _continues(config, resume) and ((directory / METRICS).exists() or checkpoint_root(config).exists()):
             if not config.train.overwrite:
                 raise FileError(
