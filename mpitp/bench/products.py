@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from mpitp.models.model import CausalLM
+from mpitp.ops.attention import TILE_ROWS
 
 Array = Any
-
-TILE_ROWS = 64  # query rows of a tile of attention
 
 
 @dataclass(frozen=True, slots=True)
