@@ -7,8 +7,8 @@ Under MPI a rank that raises leaves the others waiting in a collective, and Pyth
   becomes a message, an exit code and, on several ranks, `MPI_Abort`.
 - `install_abort_hook()` does the same for exceptions nobody catches in a script of one's own, and for threads.
 
-Rank 0 speaks at once. Another rank waits a moment first: when all ranks fail alike, rank 0 has ended the job by then
-and the message is seen once; when it fails alone, it speaks itself.
+Rank 0 speaks at once. Another rank waits a moment first: when all ranks fail alike, they find that out and leave, and
+the message is seen once; when it fails alone, it speaks itself.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mpitp.comm.environment import launch_claim
 from mpitp.errors import MpitpError, Preempted
 
 WAIT_FOR_RANK_0_SECONDS = 1.0
+WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the job before another speaks too
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
 
@@ -75,18 +76,45 @@ def end_job(error: BaseException) -> int:
 
 
 def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
-    leave = threading.Timer(ABORT_MAY_TAKE_SECONDS, _leave, (text if rank else "", code))
-    leave.daemon = True
-    leave.start()
+    limit = _after(ABORT_MAY_TAKE_SECONDS, _leave, text if rank else "", code)
     if rank == 0:
         _say(text)
     mpi = _running_mpi() or _join_mpi()
+    if _all_ranks_fail(mpi, WAIT_FOR_RANK_0_SECONDS if rank else WAIT_FOR_OTHERS_SECONDS):
+        limit.cancel()
+        _let_every_rank_leave()
+        _after(ABORT_MAY_TAKE_SECONDS, os._exit, code)
+        mpi.Finalize()
+        os._exit(code)
     if rank:
-        time.sleep(WAIT_FOR_RANK_0_SECONDS)
         _say(text)
     if mpi is not None:
         mpi.COMM_WORLD.Abort(code)
     os._exit(code)
+
+
+def _after(seconds: float, action: Callable[..., Any], *arguments: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, action, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _all_ranks_fail(mpi: Any, seconds: float) -> bool:
+    """Whether every rank has come here within these seconds: then each can leave with its own code.
+
+    After an abort the launcher reports what it likes: srun kills the other ranks and returns 137. A barrier that is
+    only started completes when all have entered it; a rank that goes on with its work never does.
+    """
+    request = None
+    if mpi is not None and threading.current_thread() is threading.main_thread():  # another thread fails alone
+        request = mpi.COMM_WORLD.Ibarrier()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if request is not None and request.Test():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _join_mpi() -> Any:

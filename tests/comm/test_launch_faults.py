@@ -41,7 +41,7 @@ def start(command: list[str], **more: str) -> Job:
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # what is read ahead behind the first line, `communicate` would not see
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -52,7 +52,7 @@ def start(command: list[str], **more: str) -> Job:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         raise
-    return Job(process.returncode, first + out, err, time.monotonic() - began)
+    return Job(process.returncode, (first + out).decode(), err.decode(), time.monotonic() - began)
 
 
 def run_fault(fault: str, ranks: int, failing: int) -> Job:
