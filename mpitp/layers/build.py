@@ -125,17 +125,21 @@ def _rows(heads: range, head_dim: int) -> range:
 def _qkv_blocks(heads: HeadShare, head_dim: int, *, one_by_one: bool) -> tuple[list[range], list[range]]:
     """Local rows [q | k | v] as blocks to multiply, and as blocks that count for dx (replicas count where owned).
 
-    One by one: a KV head comes just before the query block in which its first query head lies. That is where its owner
-    sits, so walking the ranks' lists one after the other gives one and the same global order at any rank count.
+    A KV head that lives on several ranks is a block of its own: the same shape everywhere, so that its replicas' weights
+    get the same bits and stay equal. One by one: a KV head comes just before the query block in which its first query
+    head lies. That is where its owner sits, so walking the ranks' lists one after the other gives one and the same global
+    order at any rank count.
     """
     a, g = heads.query.size, len(heads.kv)
     owned = range(heads.kv_owned.start - heads.kv.start, heads.kv_owned.stop - heads.kv.start)
     if not one_by_one:
-        whole = [_rows(range(a + 2 * g), head_dim)]
+        held_shared = [head - heads.kv.start for head in heads.kv_shared if head in heads.kv]
+        singles = {a + i for i in held_shared} | {a + g + i for i in held_shared}
+        runs = [_rows(run, head_dim) for run in _runs(a + 2 * g, singles)]
         if len(owned) == g:
-            return whole, whole
+            return runs, [_rows(range(a + 2 * g), head_dim)]
         dx = [range(a), range(a + owned.start, a + owned.stop), range(a + g + owned.start, a + g + owned.stop)]
-        return whole, [_rows(block, head_dim) for block in dx]
+        return runs, [_rows(block, head_dim) for block in dx]
     singles = [range(a + i, a + i + 1) for i in range(2 * g)]
     dx = []
     for block, local in zip(heads.query.blocks, heads.query.local_blocks, strict=True):
@@ -145,3 +149,9 @@ def _qkv_blocks(heads: HeadShare, head_dim: int, *, one_by_one: bool) -> tuple[l
         dx.append(local)
     blocks = [*heads.query.local_blocks, *singles]
     return [_rows(block, head_dim) for block in blocks], [_rows(block, head_dim) for block in dx]
+
+
+def _runs(units: int, singles: set[int]) -> list[range]:
+    """0 .. units-1 as neighbouring ranges, each of `singles` by itself."""
+    cuts = sorted({0, units} | singles | {single + 1 for single in singles})
+    return [range(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Schedule:
     """Linear warmup, then constant or a cosine down to `min_lr` at the last step (Loshchilov & Hutter 2017, eq. 5).
 
-    Steps count from 1: step `warmup_steps` is the first with the full rate, step `steps` has `min_lr`.
+    Steps count from 1. Step `warmup_steps` (without a warmup: step 1) has the full rate, step `steps` has `min_lr`.
     """
 
     lr: float
@@ -25,6 +25,6 @@ class Schedule:
             return self.lr * step / self.warmup_steps
         if self.kind == "constant":
             return self.lr
-        span = max(self.steps - self.warmup_steps, 1)
-        progress = min((step - self.warmup_steps) / span, 1.0)
+        first = max(self.warmup_steps, 1)
+        progress = min((step - first) / max(self.steps - first, 1), 1.0)
         return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))

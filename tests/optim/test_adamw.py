@@ -105,5 +105,5 @@ def test_cosine_ends_at_the_least_rate() -> None:
 def test_constant_rate_and_short_runs() -> None:
     assert {Schedule(0.3, 50, kind="constant").at(step) for step in (1, 25, 50, 60)} == {0.3}
     assert Schedule(0.3, 50, 10, kind="constant").at(5) == pytest.approx(0.15)
-    assert Schedule(1.0, 1).at(1) == 0.0, "a cosine over one step is at its end"
+    assert Schedule(1.0, 1).at(1) == 1.0, "a run of one step trains at the full rate"
     assert Schedule(1.0, 10, warmup_steps=10).at(10) == 1.0
