@@ -125,17 +125,17 @@ def _rows(heads: range, head_dim: int) -> range:
 def _qkv_blocks(heads: HeadShare, head_dim: int, *, one_by_one: bool) -> tuple[list[range], list[range]]:
     """Local rows [q | k | v] as blocks to multiply, and as blocks that count for dx (replicas count where owned).
 
-    A KV head that lives on several ranks is a block of its own: the same shape everywhere, so that its replicas' weights
-    get the same bits and stay equal. One by one: a KV head comes just before the query block in which its first query
-    head lies. That is where its owner sits, so walking the ranks' lists one after the other gives one and the same global
-    order at any rank count.
+    A KV head that lives on several ranks is a block of its own: the same shape everywhere, so that its replicas'
+    weights get the same bits and stay equal. One by one: a KV head comes just before the query block in which its first
+    query head lies. That is where its owner sits, so walking the ranks' lists one after the other gives one and the
+    same global order at any rank count.
     """
     a, g = heads.query.size, len(heads.kv)
     owned = range(heads.kv_owned.start - heads.kv.start, heads.kv_owned.stop - heads.kv.start)
     if not one_by_one:
         held_shared = [head - heads.kv.start for head in heads.kv_shared if head in heads.kv]
-        singles = {a + i for i in held_shared} | {a + g + i for i in held_shared}
-        runs = [_rows(run, head_dim) for run in _runs(a + 2 * g, singles)]
+        alone = {a + i for i in held_shared} | {a + g + i for i in held_shared}
+        runs = [_rows(run, head_dim) for run in _runs(a + 2 * g, alone)]
         if len(owned) == g:
             return runs, [_rows(range(a + 2 * g), head_dim)]
         dx = [range(a), range(a + owned.start, a + owned.stop), range(a + g + owned.start, a + g + owned.stop)]
