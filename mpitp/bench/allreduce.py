@@ -12,7 +12,7 @@ from mpitp.bench.machine import machine_facts
 from mpitp.bench.timing import say_progress
 from mpitp.comm.group import Group
 
-MIN_SECONDS = 0.2  # of repeating a size
+MIN_SECONDS, MIN_REPEATS = 0.2, 20  # a size is repeated for so long, and so often at least
 
 
 def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
 
 def _measure_size(group: Group, size: int) -> dict[str, Any]:
     x = np.ones(size // 4, np.float32)
-    first = max(_once(group, x), _once(group, x), 1e-7)
-    repeats = group.broadcast_object(int(min(max(MIN_SECONDS / first, 5), 1000)))
+    first = max(min(_once(group, x) for _ in range(3)), 1e-7)
+    repeats = group.broadcast_object(int(min(max(MIN_SECONDS / first, MIN_REPEATS), 1000)))
     seconds = group.all_reduce(np.array([_once(group, x) for _ in range(repeats)]), op="max")
     least = float(seconds.min())
     return {
