@@ -29,6 +29,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "launch": ("mpitp.comm.launch_command", "start any of these on several ranks"),
     "doctor": ("mpitp.doctor.command", "check this machine, its MPI, BLAS and GPUs"),
     "verify": ("mpitp.verify.command", "check a layout against the one-rank model, layer by layer"),
+    "step": ("mpitp.step.command", "step through one pass of all ranks, operation by operation"),
+    "trace": ("mpitp.trace.command", "show the communication ledger of a traced run"),
     "bench": ("mpitp.bench.command", "measure speed against what the hardware gives"),
 }
 

@@ -10,7 +10,7 @@ from mpitp.backend.device import Device
 from mpitp.checkpoint.hf import load_params, read_config, read_generation_config
 from mpitp.comm.group import Group
 from mpitp.errors import ConfigError
-from mpitp.models import CausalLM, DecoderConfig, build_model, config_from_hf
+from mpitp.models import MODEL_TYPES, CausalLM, DecoderConfig, build_model, config_from_hf
 
 
 def load_config(directory: str | Path) -> DecoderConfig:
@@ -46,6 +46,38 @@ def load_model(
     copies = {"lm_head.weight": pieces["embedding.weight", "vocab"].tensor} if config.tied else {}
     load_params(model, directory, model.ignorable_tensors, copies)
     return model
+
+
+def load_blocks(
+    directory: str | Path,
+    group: Group,
+    layers: range,
+    *,
+    dtype: str = "float32",
+    device: Device | None = None,
+    invariant_blocks: int = 0,
+    config: DecoderConfig | None = None,
+) -> CausalLM:
+    """A model of the directory's blocks `layers` alone, with its embedding, final norm and head.
+
+    The tensors of the other blocks are left alone. `config` is the whole model's.
+    """
+    whole = config or load_config(directory)
+    few = dataclasses.replace(whole, num_layers=len(layers))
+    model = build_model(few, group, dtype=dtype, device=device, invariant_blocks=invariant_blocks)
+    pieces = MODEL_TYPES[whole.model_type].hf_pieces(whole)
+    for name, part in list(model.pieces):
+        model.pieces[name, part] = pieces[_renumbered(name, layers.start), part]
+    load_params(model, directory, ("*",))
+    return model
+
+
+def _renumbered(name: str, offset: int) -> str:
+    """The name of a parameter with `offset` added to the number of its block."""
+    words = name.split(".")
+    if words[0] == "blocks":
+        words[1] = str(int(words[1]) + offset)
+    return ".".join(words)
 
 
 def _ids(value: Any) -> tuple[int, ...]:

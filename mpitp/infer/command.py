@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mpitp.data.tokenizer import Tokenizer
     from mpitp.infer.generate import Completion, Speed
     from mpitp.models.model import CausalLM
+    from mpitp.trace.tracer import Tracer
 
 _DESCRIPTION = """\
 Continue prompts with the model in a Hugging Face directory (as `mpitp train` and `mpitp convert` write them, or from
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
     parser.add_argument("--tokens-per-second", action="store_true", help="print prefill and decode speed on stderr")
+    parser.add_argument("--trace", metavar="OUT.JSON", help="write a timeline of all ranks, print the ledger on stderr")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="to compute in")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     parser.add_argument("--invariant", action="store_true", help="the same bits at every rank count")
@@ -68,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
     tokenizer, config = load_tokenizer(args.model), load_config(args.model)
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    model = load_model(args.model, group, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    tracer = _tracer(args)
+    model_group = group if tracer is None else tracer.watch(group)
+    model = load_model(args.model, model_group, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    if tracer is not None:
+        tracer.attach(model)
     speed, printer = Speed(), Printer(args, tokenizer, prompts, is_speaker=group.rank == 0)
     eos_ids = () if args.ignore_eos else None
     printer.begin()
@@ -76,7 +82,27 @@ def run(args: argparse.Namespace) -> int:
     printer.end(done)
     if args.tokens_per_second and group.rank == 0:
         _print_speed(speed, model)
+    if tracer is not None:
+        _finish_trace(tracer, group, args.trace)
     return 0
+
+
+def _tracer(args: argparse.Namespace) -> Tracer | None:
+    if not args.trace:
+        return None
+    from mpitp.trace.timeline import check_writable
+    from mpitp.trace.tracer import Tracer
+
+    check_writable(args.trace)
+    return Tracer()
+
+
+def _finish_trace(tracer: Tracer, group: Group, path: str) -> None:
+    from mpitp.trace.timeline import finish
+
+    trace = finish(tracer, group, path, "generate")
+    if group.rank == 0:
+        print(f"{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev", file=sys.stderr)
 
 
 class Printer:

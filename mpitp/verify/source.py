@@ -12,8 +12,7 @@ import numpy as np
 from mpitp.backend.arrays import array_module
 from mpitp.backend.device import Device
 from mpitp.backend.rng import normal_rows, stream_key
-from mpitp.checkpoint.hf import load_params
-from mpitp.checkpoint.load import load_config, load_model
+from mpitp.checkpoint.load import load_blocks, load_config, load_model
 from mpitp.comm.group import Group
 from mpitp.comm.serial import SerialGroup
 from mpitp.config import RunConfig, load_run_config
@@ -23,7 +22,7 @@ from mpitp.layers.sequences import DropoutState
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
-from mpitp.models.registry import MODEL_TYPES, build_model, new_model
+from mpitp.models.registry import build_model, new_model
 from mpitp.train.setup import RunData, model_config, open_data, step_batches
 
 
@@ -51,7 +50,15 @@ class Source:
             return load_model(
                 self.directory, group, dtype=self.dtype, device=self.device, invariant_blocks=blocks, config=config
             )
-        return self._load_layers(group, self.directory, self.layers)
+        return load_blocks(
+            self.directory,
+            group,
+            self.layers,
+            dtype=self.dtype,
+            device=self.device,
+            invariant_blocks=blocks,
+            config=config,
+        )
 
     @property
     def chosen_layers(self) -> range:
@@ -65,16 +72,6 @@ class Source:
         sizes = {name: math.prod(param.spec.shape) for name, param in model.named_params()}
         block = sum(size for name, size in sizes.items() if name.startswith("blocks."))
         return sum(sizes.values()) + ((num_layers or len(self.chosen_layers)) - 1) * block
-
-    def _load_layers(self, group: Group, directory: Path, layers: range) -> CausalLM:
-        """A model of these blocks only; the other tensors of the directory are left alone."""
-        config = dataclasses.replace(self.config, num_layers=len(layers))
-        model = build_model(config, group, dtype=self.dtype, device=self.device, invariant_blocks=self.invariant_blocks)
-        whole = MODEL_TYPES[config.model_type].hf_pieces(self.config)
-        for name, part in list(model.pieces):
-            model.pieces[name, part] = whole[_renumbered(name, layers.start), part]
-        load_params(model, directory, ("*",))
-        return model
 
 
 def source_of(args: SourceArguments, device: Device) -> tuple[Source, Batch]:
@@ -193,11 +190,3 @@ def _run_source(args: SourceArguments, run: RunConfig, data: RunData, device: De
     invariant, blocks = args.invariant or run.train.invariant, args.invariant_blocks or run.train.invariant_blocks
     directory = None if run.model.from_ is None else Path(run.model.from_)
     return Source(config, directory, run.train.seed, args.dtype, device, choose_blocks(invariant, blocks, config.heads))
-
-
-def _renumbered(name: str, offset: int) -> str:
-    """The name of a parameter with `offset` added to the number of its block."""
-    words = name.split(".")
-    if words[0] == "blocks":
-        words[1] = str(int(words[1]) + offset)
-    return ".".join(words)

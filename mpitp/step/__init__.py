@@ -1,0 +1,1 @@
+"""Stepping through one forward and backward pass of all ranks, one operation at a time."""

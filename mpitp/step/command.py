@@ -1,0 +1,89 @@
+"""`mpitp step`: a pass of all ranks, one operation at a time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from mpitp.comm.environment import launch_claim
+from mpitp.errors import UsageError
+
+_DESCRIPTION = """\
+Step through one forward and one backward pass of a model whose ranks are simulated as threads of this process, one
+operation at a time, forwards and backwards: the equation, every rank's shards side by side, which arrays are
+replicated, sharded or partial, each collective with its bytes and its conjugate in the other pass, and the memory held.
+All numbers come from the real layers. Without a model, a tiny Llama is used, in which every number can be seen."""
+
+_EPILOG = """\
+examples:
+  mpitp step                                       a tiny Llama on 3 ranks; keys are listed on the screen
+  mpitp step -n 2 --preset gpt2 --predict          asks before it shows, and keeps a score
+  mpitp step --set num_attention_heads=5 --set num_key_value_heads=1 -n 4
+  mpitp step --model models/smollm2 --block 4 -n 2 --text "The capital of France is"
+  mpitp step --html out.html                       the same as one page for a browser, without a network
+  mpitp step --list                                all operations, one a line
+  mpitp step --show 7                              one operation
+  printf 'xxjq' | mpitp step                       keys from a pipe"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mpitp step`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("-n", "--ranks", type=int, default=3, metavar="N", help="ranks to simulate; default 3")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--preset", choices=("llama", "gpt2", "qwen2"), default="llama", help="a tiny model")
+    source.add_argument("--config", metavar="FILE", help="a config.json: fresh weights")
+    source.add_argument("--model", metavar="DIR", help="a Hugging Face directory; one block of it is taken")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a field of the config")
+    parser.add_argument("--block", type=int, default=0, metavar="I", help="which block of --model; default 0")
+    parser.add_argument("--tokens", type=int, default=4, metavar="N", help="random tokens to feed; default 4")
+    parser.add_argument("--text", help="a text to feed instead (with --model, by its tokenizer)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
+    parser.add_argument("--at", type=int, default=1, metavar="K", help="begin at operation K")
+    parser.add_argument(
+        "--break", dest="breaks", action="append", default=[], metavar="NAME",
+        help='a breakpoint: part of a layer\'s name, or "collectives"',
+    )  # fmt: skip
+    parser.add_argument("--predict", action="store_true", help="begin in predict mode")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--html", metavar="OUT.HTML", help="write one self-contained page instead")
+    output.add_argument("--list", action="store_true", help="print all operations, one a line")
+    output.add_argument("--show", type=int, metavar="K", help="print operation K with all its arrays")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Step, print, or write the page."""
+    if launch_claim(os.environ).size > 1:
+        raise UsageError("step simulates its ranks as threads of one process: run it alone, with -n for the ranks")
+    if args.model is not None and args.set:
+        raise UsageError("--set changes a config with fresh weights; a model's own config stays as it is")
+    from mpitp.step.source import Wish, make_film
+    from mpitp.step.terminal import run as run_terminal
+    from mpitp.step.walk import Walk
+
+    wish = Wish(
+        ranks=args.ranks, preset=args.preset, config=args.config, overrides=tuple(args.set), model=args.model,
+        block=args.block, tokens=args.tokens, text=args.text, seed=args.seed,
+    )  # fmt: skip
+    if args.html:
+        from mpitp.step.page import check_page, write_page
+
+        check_page(Path(args.html))
+        write_page(Path(args.html), make_film(wish))
+        print(f"{args.html}: open it in a browser; ? there lists the keys")
+        return 0
+    film = make_film(wish)
+    if args.list or args.show is not None:
+        from mpitp.step.screen import list_lines, whole_op
+
+        print("\n".join(list_lines(film) if args.list else whole_op(film, film.op(args.show))))
+        return 0
+    walk = Walk(film, film.op(args.at).number, predicts=args.predict)
+    for name in args.breaks:
+        walk.answer(name)
+        if name not in walk.breakpoints:
+            raise UsageError(f"--break {name}: {walk.message}")
+    walk.message = "" if sys.stdin.isatty() else walk.message
+    return run_terminal(walk)

@@ -1,0 +1,145 @@
+"""One operation as lines of text that fit a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitp.step.film import Array, Film, Op
+from mpitp.step.values import fits, panels
+
+KEYS = (
+    "n next  p back  c to break  x next collective  X last one  j conjugate  g go to",
+    "a array  r rank  v shades  b break  t predict  l list  ? help  q quit",
+)
+HELP = """\
+mpitp step: a forward and a backward pass of all ranks, operation by operation
+
+  n  space  right   next operation
+  p  left           the one before
+  c  C              run to the next, the last breakpoint
+  x  X              next, previous collective
+  j                 the conjugate: what the other pass does there
+  g                 go to an operation by its number
+  a  A              next, previous array of this operation
+  r                 all ranks side by side, or one rank over the whole width
+  v                 numbers, or shades of magnitude
+  b                 set or clear a breakpoint: a part of a layer's name,
+                    or "collectives"
+  t                 predict: a question before each operation, and a score
+  l                 list of all operations
+  ?                 this page
+  q  Ctrl-C         quit
+
+Placements: replicated (the same on every rank), sharded (each rank has its own
+part), partial (right shape on every rank, right values only after the sum).
+An array that differs in shape between ranks is written [4, 2|1|1]."""
+
+MARKS = {"replicated": "=", "sharded": "|", "partial": "+"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What of an operation is shown: array `array` of it (None: what it makes), rank `rank` (None: all ranks)."""
+
+    array: int | None = None
+    rank: int | None = None
+    shades: bool = False
+
+
+def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) -> list[str]:
+    """The operation in at most `width` columns and `height` lines."""
+    index = op.arrays.index(op.made) if view.array is None else view.array % len(op.arrays)
+    lines = [_head(film, op, width), *wrapped(f"    {op.equation}", width)]
+    if op.note:
+        lines += wrapped(f"    {op.note}", width)
+    lines.append("")
+    lines += [_array_line(array, "> " if i == index else "  ", width) for i, array in enumerate(op.arrays)]
+    below = [*_traffic(film, op, width), *_memory(op, width)]
+    room = height - len(lines) - len(below) - 2
+    lines += ["", *_panel(film, op.arrays[index], view, width, max(room, 3)), ""]
+    return [line[:width] for line in [*lines, *below]]
+
+
+def list_lines(film: Film) -> list[str]:
+    """One line an operation."""
+    lines = [film.title, *film.facts, ""]
+    for op in film.ops:
+        what = f"{op.collective} of {_bytes(max(op.given_bytes))} a rank" if op.collective else op.title
+        lines.append(f"{op.number:4} {op.phase:8} {op.layer:26} {what}")
+    return lines
+
+
+def _head(film: Film, op: Op, width: int) -> str:
+    what = op.collective.upper() if op.collective else op.title
+    return f"{op.number}/{len(film.ops)} {op.phase}  {op.layer}: {what}"[:width]
+
+
+def _array_line(array: Array, cursor: str, width: int) -> str:
+    role = {"in": "in", "param": "param", "out": "makes", "grad": "grad"}[array.role]
+    text = f"{cursor}{role:6}{array.name:11} {array.shape_text:18} {MARKS[array.placement]} {array.placement_text}"
+    return text[:width]
+
+
+def _panel(film: Film, array: Array, view: View, width: int, height: int) -> list[str]:
+    ranks = range(film.ranks) if view.rank is None else [view.rank % film.ranks]
+    names = [f"{array.name}, rank {rank}" if len(ranks) == 1 else f"rank {rank}" for rank in ranks]
+    return panels([array.pictures[rank] for rank in ranks], names, width, height, shades=view.shades)
+
+
+def _traffic(film: Film, op: Op, width: int) -> list[str]:
+    lines = []
+    if op.collective:
+        sent = max(op.sent_bytes)
+        lines.append(f"each rank hands in {_spread(op.given_bytes)}; a ring sends {_bytes(sent)} from each")
+    if op.conjugate is not None:
+        other = film.op(op.conjugate)
+        what = other.collective or "no communication"
+        lines.append(f"conjugate, op {other.number} ({other.phase}): {what}")
+    if op.pair and (op.collective or op.conjugate is not None):
+        lines.append(op.pair)
+    return lines
+
+
+def _memory(op: Op, width: int) -> list[str]:
+    params, grads = [m.params for m in op.memory], [m.grads for m in op.memory]
+    kept = [m.activations for m in op.memory]
+    return [f"held a rank: parameters {_spread(params)}, grads {_spread(grads)}, for backward {_spread(kept)}"]
+
+
+def _spread(sizes: Sequence[float]) -> str:
+    """One size, or the smallest and the largest of all ranks'."""
+    low, high = _bytes(min(sizes)), _bytes(max(sizes))
+    return low if low == high else f"{low} to {high}"
+
+
+def _bytes(size: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text broken at spaces, later lines indented as the first."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    lines, line = [], indent
+    for word in text.split():
+        if len(line) + len(word) + 1 > width and line.strip():
+            lines.append(line)
+            line = indent + "  "
+        line += ("" if line.endswith(" ") or not line else " ") + word
+    return [*lines, line]
+
+
+def whole_op(film: Film, op: Op, width: int = 80) -> list[str]:
+    """The operation with every one of its arrays, one below the other."""
+    lines = [film.title, _head(film, op, width), *wrapped(f"    {op.equation}", width)]
+    if op.note:
+        lines += wrapped(f"    {op.note}", width)
+    for array in op.arrays:
+        views = [View()] if fits(list(array.pictures), width) else [View(rank=rank) for rank in range(film.ranks)]
+        lines += ["", _array_line(array, "", width)]
+        for view in views:
+            lines += _panel(film, array, view, width, 60)
+    return [*lines, "", *_traffic(film, op, width), *_memory(op, width)]

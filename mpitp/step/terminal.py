@@ -1,0 +1,149 @@
+"""The stepper in a terminal, or driven by keys from a pipe. Only the standard library, no colour needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TextIO
+
+from mpitp.step.walk import Walk
+
+_ARROWS = {"[C": "right", "[D": "left", "OC": "right", "OD": "left", "[B": "right", "[A": "left"}
+_CLEAR, _ALTERNATE, _BACK = "\x1b[H\x1b[2J", "\x1b[?1049h", "\x1b[?1049l"
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+class Terminal(ABC):
+    """Where keys come from and screens go. End of input is None."""
+
+    @abstractmethod
+    def key(self) -> str | None:
+        """The next key: a character, or "left" or "right"."""
+
+    @abstractmethod
+    def line(self, prompt: str) -> str | None:
+        """A line of text, typed after the prompt that the screen ends with."""
+
+    @abstractmethod
+    def show(self, walk: Walk) -> None:
+        """Draw the screen."""
+
+
+def run(walk: Walk) -> int:
+    """Walk until the reader quits, by q, Ctrl-C or the end of input."""
+    with contextlib.suppress(KeyboardInterrupt), _terminal() as terminal:
+        while not walk.is_over:
+            terminal.show(walk)
+            if walk.prompt:
+                line = terminal.line(walk.prompt)
+                if line is None:
+                    break
+                walk.answer(line)
+                continue
+            key = terminal.key()
+            if key is None:
+                break
+            walk.press(key)
+    if walk.asked:
+        print(f"score: {walk.right} of {walk.asked}")
+    return 0
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[Terminal]:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield Pipe(sys.stdin, sys.stdout)
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # keys come one by one; Ctrl-C still interrupts
+        sys.stdout.write(_ALTERNATE)
+        yield Screen(descriptor, sys.stdout, has_colour=wants_colour())
+    finally:
+        sys.stdout.write(_PLAIN + _BACK if wants_colour() else _BACK)
+        sys.stdout.flush()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def wants_colour() -> bool:
+    """Whether bold and the like are welcome: not with NO_COLOR (https://no-color.org), nor on a dumb terminal."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Pipe(Terminal):
+    """Keys from a file or a pipe, screens one after the other. Line ends count for answers only."""
+
+    def __init__(self, source: TextIO, sink: TextIO) -> None:
+        self.source, self.sink = source, sink
+
+    def key(self) -> str | None:
+        while (key := self.source.read(1)) in ("\n", "\r"):
+            pass
+        return key or None
+
+    def line(self, prompt: str) -> str | None:
+        line = self.source.readline()
+        return line.rstrip("\n") if line else None
+
+    def show(self, walk: Walk) -> None:
+        self.sink.write("\n".join(line.rstrip() for line in walk.lines(80, 24)) + "\n" + "-" * 80 + "\n")
+        self.sink.flush()
+
+
+class Screen(Terminal):
+    """A terminal in cbreak mode: the whole screen is drawn anew for each key, which is little over any ssh."""
+
+    def __init__(self, descriptor: int, sink: TextIO, *, has_colour: bool) -> None:
+        self.descriptor, self.sink, self.has_colour = descriptor, sink, has_colour
+
+    def key(self) -> str | None:
+        character = self._read()
+        if character == "\x04":  # Ctrl-D
+            return None
+        if character != "\x1b":
+            return {"\n": "n", "\r": "n"}.get(character, character) if character else None
+        rest = ""
+        while len(rest) < 2 and select.select([self.descriptor], [], [], 0.05)[0]:
+            rest += self._read()
+        return _ARROWS.get(rest, "escape")
+
+    def line(self, prompt: str) -> str | None:
+        typed = ""
+        while True:
+            character = self._read()
+            if character in ("", "\x04"):
+                return None
+            if character in ("\n", "\r"):
+                return typed
+            if character == "\x1b":  # taken back
+                return ""
+            if character in ("\x7f", "\b"):
+                if typed:
+                    typed = typed[:-1]
+                    self._write("\b \b")
+            elif character.isprintable():
+                typed += character
+                self._write(character)
+
+    def show(self, walk: Walk) -> None:
+        columns, rows = shutil.get_terminal_size((80, 24))
+        lines = walk.lines(columns, rows)
+        if self.has_colour and walk.page is None and len(lines) > 1:
+            lines[1] = f"{_BOLD}{lines[1]}{_PLAIN}"
+        self._write(_CLEAR + "\r\n".join(lines))
+
+    def _read(self) -> str:
+        return os.read(self.descriptor, 1).decode(errors="replace")
+
+    def _write(self, text: str) -> None:
+        self.sink.write(text)
+        self.sink.flush()

@@ -1,0 +1,90 @@
+"""Matrices as text: numbers where they fit, shades of magnitude where they don't."""
+
+from __future__ import annotations
+
+import math
+
+from mpitp.step.picture import Picture
+
+SHADES = " .:-=+*#%@"  # from 0 to the largest magnitude on any rank
+NUMBER_WIDTHS = (6, 5)  # with two decimals, with one
+GAP = 2
+
+
+def panels(pictures: list[Picture], names: list[str], width: int, height: int, *, shades: bool) -> list[str]:
+    """The ranks' arrays side by side in at most `width` columns and `height` lines, their names above them.
+
+    Numbers are shown where all columns fit, unless `shades`; all ranks are shown to one scale, so they can be compared.
+    """
+    each = (width - GAP * (len(pictures) - 1)) // len(pictures)
+    largest = max(picture.largest for picture in pictures)
+    digits = 0 if shades else fits(pictures, width)
+    as_numbers = digits > 0
+    exponent = scale_of(largest) if as_numbers and not pictures[0].is_integer else 0
+    heads = [f"{name} {_shape(picture)}"[:each] for name, picture in zip(names, pictures, strict=True)]
+    if as_numbers:
+        blocks = [_numbers(picture, exponent, digits) for picture in pictures]
+    else:
+        blocks = [_shaded(picture, each, largest) for picture in pictures]
+    lines = [_join(heads, each)]
+    longest = max(len(block) for block in blocks)
+    shown = longest if longest < height else height - 2
+    for row in range(shown):
+        lines.append(_join([block[row][:each] if row < len(block) else "" for block in blocks], each))
+    if shown < longest:
+        lines.append(f"... {longest - shown} more rows")
+    scale = _scale_note(as_numbers, exponent, largest, pictures[0])
+    return [*lines, scale] if scale else lines
+
+
+def scale_of(largest: float) -> int:
+    """The power of ten to divide by, 0 where numbers are readable as they are."""
+    if not largest or not math.isfinite(largest):
+        return 0
+    exponent = math.floor(math.log10(largest))
+    return 0 if -1 <= exponent <= 1 else exponent
+
+
+def fits(pictures: list[Picture], width: int) -> int:
+    """How many columns a number gets when all values are shown side by side; 0: they don't fit."""
+    each = (width - GAP * (len(pictures) - 1)) // len(pictures)
+    columns = max(len(picture.values[0]) if picture.values else 0 for picture in pictures)
+    if not all(picture.is_whole for picture in pictures):
+        return 0
+    return next((digits for digits in NUMBER_WIDTHS if columns * digits <= each), 0)
+
+
+def _numbers(picture: Picture, exponent: int, digits: int) -> list[str]:
+    if picture.is_integer:
+        return ["".join(f"{value:{digits}d}" for value in row) for row in picture.values]
+    factor = 10.0**-exponent
+    return ["".join(f"{value * factor:{digits}.{digits - 4}f}" for value in row) for row in picture.values]
+
+
+def _shaded(picture: Picture, width: int, largest: float) -> list[str]:
+    """One character a value, or a column in every few when there are more than fit."""
+    columns = len(picture.values[0]) if picture.values else 0
+    every = -(-columns // max(width, 1)) or 1
+    return ["".join(_shade(max(map(abs, row[i : i + every])), largest) for i in range(0, columns, every))
+            for row in picture.values]  # fmt: skip
+
+
+def _shade(value: float, largest: float) -> str:
+    if not value or not largest:
+        return SHADES[0]
+    return SHADES[min(1 + int(value / largest * (len(SHADES) - 1)), len(SHADES) - 1)]
+
+
+def _scale_note(as_numbers: bool, exponent: int, largest: float, picture: Picture) -> str:
+    if as_numbers:
+        return f"times 1e{exponent}" if exponent else ""
+    what = "magnitudes" if picture.is_whole else "root mean squares of tiles"
+    return f"{what}: '{SHADES}' from 0 to {largest:.3g}"
+
+
+def _shape(picture: Picture) -> str:
+    return f"[{', '.join(map(str, picture.shape))}]"
+
+
+def _join(texts: list[str], width: int) -> str:
+    return (" " * GAP).join(f"{text:{width}}" for text in texts).rstrip()
