@@ -1,0 +1,195 @@
+"""The job files of scripts/slurm, submitted to a real SLURM of two nodes. Run by tests/slurm/run only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "scripts" / "slurm"
+BIN = Path(sys.executable).parent
+SMALL = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
+DEAD_RANK_SECONDS = 10
+RUN_FILE = """
+[model]
+model_type = "llama"
+hidden_size = 36
+num_hidden_layers = 2
+num_attention_heads = 9
+num_key_value_heads = 3
+intermediate_size = 50
+max_position_embeddings = 32
+[data]
+train = "data"
+seq_len = 32
+[train]
+steps = 30
+micro_batch_size = 2
+run_dir = "runs/unnamed"
+[optim]
+lr = 1e-3
+[checkpoint]
+every = 12
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where jobs are submitted from: a text, prepared, and a run file."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "run.toml").write_text(RUN_FILE)
+    (folder / "text.txt").write_text("".join(f"{i} squared is {i * i}. " for i in range(2000)))
+    command = [BIN / "mpitp", "data", "prepare", "text.txt", "--tokenizer", "bytes", "--out", "data"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        for name in [name for name in cluster.environment if name.startswith(("OPENBLAS", "OMP_", "MPITP_"))]:
+            del cluster.environment[name]
+        cluster.environment["PATH"] = f"{BIN}:{cluster.environment['PATH']}"
+        yield cluster
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of each line of a run's log."""
+    try:
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except (FileNotFoundError, ValueError):  # not begun, or in the middle of a line
+        return []
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def output(folder: Path, name: str) -> str:
+    return (folder / f"{name}.out").read_text().replace("\r", "\n")
+
+
+def start(cluster: Cluster, folder: Path, file: str, run: str, *more: str, **variables: str) -> str:
+    """Submit a job file for the run directory `run`; the job's number."""
+    return cluster.submit(
+        *SMALL, str(JOBS / file), "run.toml", "--set", f"train.run_dir={run}", *more, folder=folder, **variables
+    )
+
+
+def wait_for_step(folder: Path, run: str, step: int) -> None:
+    wait_for(f"step {step} of {run}", lambda: len(losses(folder / run)) >= step, 60)
+
+
+@pytest.fixture(scope="module")
+def unbroken(cluster: Cluster, folder: Path) -> list[tuple[int, float, float]]:
+    """The loss log of a run that nothing disturbed."""
+    number = start(cluster, folder, "cpu_multinode.sbatch", "runs/whole")
+    job = cluster.wait(number)
+    text = output(folder, f"mpitp-train-{number}")
+    assert (job.state, job.code) == ("COMPLETED", 0), text
+    launch = "mpitp launch: srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=1 -n 4 "
+    assert text.startswith(launch)
+    log = losses(folder / "runs/whole")
+    assert [step for step, _, _ in log] == list(range(1, 31))
+    return log
+
+
+def test_job_on_two_nodes(unbroken: list[Any], folder: Path) -> None:
+    assert unbroken[-1][1] < unbroken[0][1]
+    assert (folder / "runs/whole/model/model.safetensors").is_file()
+
+
+def test_preempted_job_is_requeued_and_its_losses_do_not_show_it(
+    cluster: Cluster, folder: Path, unbroken: list[Any]
+) -> None:
+    number = start(cluster, folder, "requeue_on_preemption.sbatch", "runs/cut")
+    wait_for_step(folder, "runs/cut", 5)
+    cluster.run("scancel", "--batch", "--signal=USR1", number)
+    wait_for("requeue", lambda: cluster.job(number).restarts == 1, 30)
+    assert 5 <= len(losses(folder / "runs/cut")) < 30
+    job = cluster.wait(number)
+    text = output(folder, f"mpitp-requeue-{number}")
+    assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), text
+    assert "SIGUSR1 received" in text and "resumed from runs/cut/checkpoints/step-" in text
+    assert losses(folder / "runs/cut") == unbroken
+
+
+def test_cancelled_job_is_saved_stays_cancelled_and_goes_on_with_other_ranks(
+    cluster: Cluster, folder: Path, unbroken: list[Any]
+) -> None:
+    number = start(cluster, folder, "requeue_on_preemption.sbatch", "runs/moved")
+    wait_for_step(folder, "runs/moved", 3)
+    cluster.run("scancel", number)
+    job = cluster.wait(number)
+    assert (job.state, job.restarts) == ("CANCELLED", 0), output(folder, f"mpitp-requeue-{number}")
+    wait_for("nothing in the queue", lambda: not cluster.run("squeue", "--noheader").strip(), 30)
+    done = len(losses(folder / "runs/moved"))
+    assert 3 <= done < 12  # before the first checkpoint that was due
+    words = ["--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=1", str(JOBS / "cpu_multinode.sbatch"), "run.toml"]
+    number = cluster.submit(*words, "--set", "train.run_dir=runs/moved", folder=folder)
+    job = cluster.wait(number)
+    text = output(folder, f"mpitp-train-{number}")
+    assert (job.state, job.code) == ("COMPLETED", 0), text
+    assert f"after step {done}" in text
+    for (step, loss, _), (same_step, expected, _) in zip(losses(folder / "runs/moved"), unbroken, strict=True):
+        assert (step, loss) == (same_step, pytest.approx(expected, rel=1e-4))
+
+
+def test_array_sweep_and_exit_codes(cluster: Cluster, folder: Path) -> None:
+    (folder / "sweep.txt").write_text("optim.lr=1e-3 train.steps=2\ndata.seq_len=4096\n")
+    words = ["--array=1-3", "--ntasks-per-node=2", "--cpus-per-task=1", str(JOBS / "array_sweep.sbatch"), "run.toml"]
+    number = cluster.submit(*words, folder=folder, MPITP_SWEEP="sweep.txt")
+    jobs = [cluster.wait(f"{number}_{place}") for place in (1, 2, 3)]
+    texts = [output(folder, f"mpitp-sweep-{number}_{place}") for place in (1, 2, 3)]
+    assert [job.code for job in jobs] == [0, 3, 2], "\n".join(texts)
+    assert len(losses(folder / f"runs/sweep-{number}/1")) == 2
+    assert texts[1].count("ConfigError: data.seq_len=4096 exceeds") == 1 and "Traceback" not in texts[1]
+    assert "sweep.txt has no line 3" in texts[2]
+
+
+def test_gpu_job_on_nodes_without_working_gpus(cluster: Cluster, folder: Path) -> None:
+    number = start(cluster, folder, "gpu_multinode.sbatch", "runs/gpu")
+    job = cluster.wait(number)
+    text = output(folder, f"mpitp-gpu-{number}")
+    assert (job.state, job.code) == ("FAILED", 6), text
+    assert "Error: " in text and "Traceback" not in text
+
+
+def test_interactive_shell_and_launchers(cluster: Cluster, folder: Path) -> None:
+    step = "srun --mpi=none -N1 -n1 mpitp launch -n 2"
+    inside = (
+        "mpitp launch --dry-run -- doctor; mpitp launch -- doctor; MPITP_LAUNCHER=mpirun mpitp launch -- doctor; "
+        f"{step} --dry-run -- doctor; {step} -- doctor"
+    )
+    words = [str(JOBS / "interactive.sh"), *SMALL, "bash", "-c", inside]
+    told = subprocess.run(words, env=cluster.environment, cwd=folder, capture_output=True, text=True, timeout=90)
+    text = told.stdout + told.stderr
+    python = f"{sys.executable} -m mpitp doctor\n"
+    assert told.stderr.count(f"srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=1 -n 4 {python}") == 2, text
+    assert f"mpitp launch: {BIN}/mpirun -n 4 {python}" in told.stderr
+    assert told.stderr.count(f"--mpi=pmi2 --cpus-per-task=1 --overlap -n 2 {python}") == 2, text
+    assert told.stdout.count("4 on 2 host(s) (n1: 2, n2: 2)") == 2, text
+    assert told.stdout.count("ranks       2 on ") == 1, text
+
+
+def test_killed_rank_ends_the_job_everywhere(cluster: Cluster, folder: Path) -> None:
+    number = start(cluster, folder, "cpu_multinode.sbatch", "runs/killed", "--set", "train.steps=10000")
+    wait_for_step(folder, "runs/killed", 2)
+    (path,) = (folder / "runs/killed").glob(".watchdog*/rank-3.json")
+    status = json.loads(path.read_text())
+    assert status["host"] == "n2"
+    os.kill(status["pid"], signal.SIGKILL)
+    killed = time.monotonic()
+    job = cluster.wait(number, 30)
+    text = output(folder, f"mpitp-train-{number}")
+    assert job.state == "FAILED" and job.code not in (0, 75), text
+    assert "n2: task 3: Killed" in text and "rank 3" in text, text
+    assert time.monotonic() - killed < DEAD_RANK_SECONDS
