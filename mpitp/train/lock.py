@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from mpitp.errors import FileError
 from mpitp.files import os_failure
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+PATIENCE_SECONDS = 3.0
 
 
 class RunLock:
@@ -31,7 +33,7 @@ class RunLock:
     def __enter__(self) -> RunLock:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace") or "another process"
             os.close(self._descriptor)
@@ -47,6 +49,17 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         return self
+
+    def _lock(self) -> None:
+        """Take the lock; a job that has just ended in failure may need a moment until its last process is gone."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.05)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None

@@ -8,14 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpitp.errors import FileError
+from mpitp.train import lock as lock_module
 from mpitp.train.lock import RunLock
 from tests.train.run_case import config, files, make_data, run
+
+
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "PATIENCE_SECONDS", 0.0)
+
 
 HOLD = """
 import sys, time
@@ -73,6 +81,17 @@ def test_file_system_without_locks_is_said(
     monkeypatch.setattr(fcntl, "flock", flock)
     with RunLock(tmp_path):
         assert "can't be locked here" in capsys.readouterr().err
+
+
+def test_a_job_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "PATIENCE_SECONDS", 30.0)
+    process = holder(tmp_path)
+    timer = threading.Timer(0.2, process.kill)
+    timer.start()
+    with RunLock(tmp_path):
+        timer.join()
+    process.wait()
+    process.stdout.close()  # type: ignore[union-attr]
 
 
 def test_directory_that_is_not_there(tmp_path: Path) -> None:
