@@ -228,11 +228,15 @@ def report(statuses: Mapping[int, Status], size: int, limit: float, now: float) 
     furthest = max(last.number for status in statuses.values() if (last := status.last_of(group)))
     late = [rank for rank in members if rank in silent or _is_late(statuses.get(rank), group, furthest)]
     waiting = [rank for rank in members if rank not in late]
-    if waiting:
-        lines.append(f"  waiting: {_ranks(waiting)} in {statuses[waiting[0]].last_of(group)}")
+    collectives: dict[str, list[int]] = {}
+    for rank in waiting:
+        collectives.setdefault(str(statuses[rank].last_of(group)), []).append(rank)
+    lines += [f"  waiting: {_ranks(ranks)} in {collective}" for collective, ranks in collectives.items()]
     for rank in late:
         lines += _late_lines(rank, statuses.get(rank), rank in silent, now)
-    if not late:
+    if len(collectives) > 1:
+        lines.append("  the ranks disagree on what comes here; --debug-collectives finds the first place where they do")
+    elif not late:
         lines.append("  every rank is in it: the network or the MPI library doesn't deliver")
     return "\n".join(lines)
 
