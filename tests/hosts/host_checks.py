@@ -1,0 +1,149 @@
+"""The program on several hosts, which share nothing but a network and a disk. Run by tests/hosts/run only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.hosts import BIN, HERE, make_hosts, process_of, run_job, sent_bytes, start_job
+
+MPITP = ["-m", "mpitp"]
+DEAD_RANK_SECONDS = 10
+RUN_FILE = """
+[model]
+model_type = "llama"
+hidden_size = 48
+num_hidden_layers = 2
+num_attention_heads = 9
+num_key_value_heads = 3
+head_dim = 8
+intermediate_size = 50
+max_position_embeddings = 64
+[data]
+train = "data"
+seq_len = 64
+[train]
+steps = 4
+micro_batch_size = 4
+invariant = true
+run_dir = "runs/unnamed"
+[optim]
+lr = 1e-3
+[checkpoint]
+every = 3
+"""
+
+Losses = list[tuple[int, float, float]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hosts, and a folder that all of them see: a text, prepared, and a run file."""
+    folder = tmp_path_factory.mktemp("hosts")
+    make_hosts(3, folder)
+    (folder / "run.toml").write_text(RUN_FILE)
+    (folder / "text.txt").write_text("".join(f"{i} squared is {i * i}. " for i in range(2000)))
+    command = [BIN / "mpitp", "data", "prepare", "text.txt", "--tokenizer", "bytes", "--out", "data"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Losses:
+    """The losses of a run on one host."""
+    return train(folder, (2,), "runs/one-host")
+
+
+def train(folder: Path, ranks: tuple[int, ...], run: str, *more: str) -> Losses:
+    run_job(ranks, [*MPITP, "train", "run.toml", "--set", f"train.run_dir={run}", *more], folder)
+    records = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def wait_for(what: str, happened: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+
+
+def test_ranks_know_their_hosts(folder: Path) -> None:
+    places = json.loads(run_job((2, 2, 1), [str(HERE / "say_place.py")], folder))
+    assert [place["rank"] for place in places] == [0, 1, 2, 3, 4]
+    assert [place["host"] for place in places] == ["h1", "h1", "h2", "h2", "h3"]
+    assert [place["found"] for place in places] == [[0, 2], [1, 2], [0, 2], [1, 2], [0, 1]]
+    assert [place["claimed"] for place in places] == [place["found"] for place in places]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"), [((2, 2), "4 on 2 host(s) (h1: 2, h2: 2)"), ((1, 1, 1), "3 on 3 host(s) (h1: 1, h2: 1, h3: 1)")]
+)
+def test_doctor(folder: Path, ranks: tuple[int, ...], told: str) -> None:
+    report = run_job(ranks, [*MPITP, "doctor"], folder)
+    assert told in report and "all is well" in report
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (1, 1, 1), (2, 1)])
+def test_training_has_the_same_bits_as_on_one_host(folder: Path, trained: Losses, ranks: tuple[int, ...]) -> None:
+    run = "runs/hosts-" + "-".join(map(str, ranks))
+    before = sent_bytes("h2")
+    assert train(folder, ranks, run) == trained
+    assert sent_bytes("h2") - before > 500_000  # through the network
+    assert sorted(path.name for path in (folder / run / "checkpoints").iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_training_through_shared_memory_and_network_together(folder: Path, trained: Losses) -> None:
+    losses = train(folder, (2, 2), "runs/plain", "--set", "train.invariant=false")
+    for (step, loss, norm), (same_step, expected, expected_norm) in zip(losses, trained, strict=True):
+        assert (step, loss, norm) == (
+            same_step,
+            pytest.approx(expected, rel=1e-5),
+            pytest.approx(expected_norm, rel=1e-3),
+        )
+
+
+def test_resume_on_other_hosts(folder: Path, trained: Losses) -> None:
+    train(folder, (2, 2), "runs/moved", "--set", "train.steps=3", "--set", "optim.schedule=constant")
+    whole = train(folder, (2,), "runs/whole", "--set", "optim.schedule=constant")
+    again = ("--resume", "auto", "--set", "optim.schedule=constant")
+    assert train(folder, (1, 1, 1), "runs/moved", *again) == whole
+
+
+def test_generated_text_is_that_of_one_host(folder: Path, trained: Losses) -> None:
+    words = [*MPITP, "generate", "--model", "runs/one-host/model", "--prompt", "7 squared", "--max-new-tokens", "12"]
+    texts = {run_job(ranks, words, folder) for ranks in [(1,), (2, 2), (1, 1, 1)]}
+    assert len(texts) == 1 and texts.pop().startswith("7 squared")
+
+
+def test_killed_rank_on_the_second_host_ends_the_job(folder: Path) -> None:
+    run = "runs/killed"
+    words = [*MPITP, "train", "run.toml", "--set", f"train.run_dir={run}", "--set", "train.steps=100000"]
+    job = start_job((2, 2), words, folder)
+    try:
+        wait_for("two steps", lambda: (folder / run / "metrics.jsonl").is_file() and _lines(folder / run) >= 2)
+        statuses = [json.loads(path.read_text()) for path in (folder / run).glob(".watchdog*/rank-*.json")]
+        assert {status["rank"]: status["host"] for status in statuses} == {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
+        (number,) = [status["pid"] for status in statuses if status["rank"] == 3]  # as its own host counts processes
+        os.kill(process_of(3, run), signal.SIGKILL)
+        began = time.monotonic()
+        out, err = job.communicate(timeout=30)
+        seconds = time.monotonic() - began
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode not in (0, 75)
+    # mpiexec is quicker than the ranks that live on; it names the host, and the process as the status files do
+    assert "rank 3" in err or f"PID {number} RUNNING AT 10.77.0.2" in out + err, out + err
+    assert seconds < DEAD_RANK_SECONDS
+
+
+def _lines(run: Path) -> int:
+    return len((run / "metrics.jsonl").read_text().splitlines())
