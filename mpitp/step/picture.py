@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ class Picture:
 def picture_of(array: Array) -> Picture:
     """The picture of an array in host or device memory, as it is now."""
     host = np.asarray(to_host(array))
-    rows = host.reshape(-1, host.shape[-1]) if host.ndim > 1 else host.reshape(1, -1)
+    columns = host.shape[-1] if host.ndim else 1
+    rows = host.reshape(math.prod(host.shape[:-1]), columns)
     largest = float(np.abs(rows).max(initial=0))
     is_whole = rows.shape[0] <= MAX_ROWS and rows.shape[1] <= MAX_COLS
     values = rows if is_whole else tiles(rows, MAX_ROWS // 2, MAX_COLS // 2)

@@ -33,8 +33,10 @@ mpitp step: a forward and a backward pass of all ranks, operation by operation
 
 Placements: replicated (the same on every rank), sharded (each rank has its own
 part), partial (right shape on every rank, right values only after the sum).
-An array that differs in shape between ranks is written [4, 2|1|1]."""
+An array that differs in shape between ranks is written [4, 2|1|1].
+Held: parameters, their gradients, and what forward keeps for backward."""
 
+_LEAST_PANEL = 7  # lines that an array gets before remarks are left out
 MARKS = {"replicated": "=", "sharded": "|", "partial": "+"}
 
 
@@ -48,17 +50,27 @@ class View:
 
 
 def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) -> list[str]:
-    """The operation in at most `width` columns and `height` lines."""
+    """The operation in at most `width` columns and `height` lines; where lines are scarce, remarks are left out."""
     index = op.arrays.index(op.made) if view.array is None else view.array % len(op.arrays)
-    lines = [_head(film, op, width), *wrapped(f"    {op.equation}", width)]
-    if op.note:
-        lines += wrapped(f"    {op.note}", width)
-    lines.append("")
-    lines += [_array_line(array, "> " if i == index else "  ", width) for i, array in enumerate(op.arrays)]
-    below = [*_traffic(film, op, width), *_memory(op, width)]
-    room = height - len(lines) - len(below) - 2
-    lines += ["", *_panel(film, op.arrays[index], view, width, max(room, 3)), ""]
-    return [line[:width] for line in [*lines, *below]]
+    head = [_head(film, op, width), *wrapped(f"    {op.equation}", width)]
+    arrays = [_array_line(array, "> " if i == index else "  ", width) for i, array in enumerate(op.arrays)]
+    below = [*_traffic(film, op), *_memory(op)]
+    free = height - len(head) - len(arrays) - len(below)
+    panel_rows = max(len(picture.values) for picture in op.arrays[index].pictures)
+    free -= min(panel_rows + 2, _LEAST_PANEL)
+    note, pair = wrapped(f"    {op.note}", width) if op.note else [], _pair(op)
+    blanks = []
+    for remark, where in ((note, head), (pair, below)):
+        if len(remark) <= free:
+            where += remark
+            free -= len(remark)
+    for _ in range(3):
+        blanks.append([""] if free > 0 else [])
+        free -= 1
+    used = len(head) + len(arrays) + len(below) + sum(map(len, blanks))
+    panel = _panel(film, op.arrays[index], view, width, max(height - used, 4))
+    lines = [*head, *blanks[2], *arrays, *blanks[0], *panel, *blanks[1], *below]
+    return [line[:width] for line in lines[:height]]
 
 
 def list_lines(film: Film) -> list[str]:
@@ -87,7 +99,7 @@ def _panel(film: Film, array: Array, view: View, width: int, height: int) -> lis
     return panels([array.pictures[rank] for rank in ranks], names, width, height, shades=view.shades)
 
 
-def _traffic(film: Film, op: Op, width: int) -> list[str]:
+def _traffic(film: Film, op: Op) -> list[str]:
     lines = []
     if op.collective:
         sent = max(op.sent_bytes)
@@ -96,21 +108,26 @@ def _traffic(film: Film, op: Op, width: int) -> list[str]:
         other = film.op(op.conjugate)
         what = other.collective or "no communication"
         lines.append(f"conjugate, op {other.number} ({other.phase}): {what}")
-    if op.pair and (op.collective or op.conjugate is not None):
-        lines.append(op.pair)
     return lines
 
 
-def _memory(op: Op, width: int) -> list[str]:
+def _pair(op: Op) -> list[str]:
+    return [op.pair] if op.pair and (op.collective or op.conjugate is not None) else []
+
+
+def _memory(op: Op) -> list[str]:
     params, grads = [m.params for m in op.memory], [m.grads for m in op.memory]
     kept = [m.activations for m in op.memory]
-    return [f"held a rank: parameters {_spread(params)}, grads {_spread(grads)}, for backward {_spread(kept)}"]
+    return [f"held a rank: params {_spread(params)}, grads {_spread(grads)}, kept {_spread(kept)}"]
 
 
 def _spread(sizes: Sequence[float]) -> str:
     """One size, or the smallest and the largest of all ranks'."""
     low, high = _bytes(min(sizes)), _bytes(max(sizes))
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    (number, unit), other = low.split(), high.split()[1]
+    return f"{number} to {high}" if unit == other else f"{low} to {high}"
 
 
 def _bytes(size: float) -> str:
@@ -142,4 +159,4 @@ def whole_op(film: Film, op: Op, width: int = 80) -> list[str]:
         lines += ["", _array_line(array, "", width)]
         for view in views:
             lines += _panel(film, array, view, width, 60)
-    return [*lines, "", *_traffic(film, op, width), *_memory(op, width)]
+    return [*lines, "", *_traffic(film, op), *_pair(op), *_memory(op)]

@@ -17,7 +17,7 @@ def panels(pictures: list[Picture], names: list[str], width: int, height: int, *
     Numbers are shown where all columns fit, unless `shades`; all ranks are shown to one scale, so they can be compared.
     """
     each = (width - GAP * (len(pictures) - 1)) // len(pictures)
-    largest = max(picture.largest for picture in pictures)
+    largest = max(_largest_shown(picture) for picture in pictures)
     digits = 0 if shades else fits(pictures, width)
     as_numbers = digits > 0
     exponent = scale_of(largest) if as_numbers and not pictures[0].is_integer else 0
@@ -28,13 +28,18 @@ def panels(pictures: list[Picture], names: list[str], width: int, height: int, *
         blocks = [_shaded(picture, each, largest) for picture in pictures]
     lines = [_join(heads, each)]
     longest = max(len(block) for block in blocks)
-    shown = longest if longest < height else height - 2
+    scale = _scale_note(as_numbers, exponent, largest, pictures[0])
+    room = height - 1 - bool(scale)
+    shown = longest if longest <= room else max(room - 1, 1)
     for row in range(shown):
         lines.append(_join([block[row][:each] if row < len(block) else "" for block in blocks], each))
     if shown < longest:
         lines.append(f"... {longest - shown} more rows")
-    scale = _scale_note(as_numbers, exponent, largest, pictures[0])
     return [*lines, scale] if scale else lines
+
+
+def _largest_shown(picture: Picture) -> float:
+    return max((abs(value) for row in picture.values for value in row), default=0.0)
 
 
 def scale_of(largest: float) -> int:

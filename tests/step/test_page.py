@@ -1,0 +1,132 @@
+"""The page in a real headless Chromium: drawn, walked by keys and clicks, dark and light, without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpitp.cli import main
+from mpitp.step.page import page_of
+from tests.step.films import film_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="CHROMIUM IS MISSING: the page was not tested in a browser (Debian: apt install chromium)"
+)
+
+# Presses keys and clicks as a reader would, and leaves what it saw in the page.
+ACTIONS = """
+<script>
+const seen = [], look = name => seen.push({
+  name, op: +document.body.dataset.op, title: document.querySelector("#about h2")?.textContent,
+  arrays: [...document.querySelectorAll("#arrays code")].map(node => node.textContent),
+  canvases: document.querySelectorAll("#arrays canvas").length,
+  chips: [...document.querySelectorAll("#arrays .chip")].map(node => node.className),
+  now: [...document.querySelectorAll(".op.now")].map(node => +node.dataset.op),
+  pair: [...document.querySelectorAll(".op.pair")].map(node => +node.dataset.op),
+  theme: document.documentElement.dataset.theme, background: getComputedStyle(document.body).backgroundColor,
+});
+const press = key => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+look("start");
+press("ArrowRight"); look("right");
+press("ArrowLeft"); look("left");
+press("x"); press("x"); look("second collective");
+press("j"); look("conjugate");
+document.querySelector("#jump").click(); look("jump back");
+document.querySelector('[data-op="23"] rect').dispatchEvent(new MouseEvent("click", {bubbles: true})); look("click");
+press("End"); look("end");
+press("ArrowRight"); look("still the end");
+press("t"); look("other theme");
+press("Home"); look("home");
+const pixels = document.querySelector("#arrays canvas").getContext("2d").getImageData(0, 0, 60, 20).data;
+const wide = document.documentElement.scrollWidth <= window.innerWidth;
+const result = {seen, errors, wide, colours: new Set(pixels).size,
+  ops: document.querySelectorAll("#timeline .op").length,
+  requests: performance.getEntriesByType("resource").length};
+const told = Object.assign(document.createElement("pre"), {id: "result", textContent: JSON.stringify(result)});
+document.body.replaceChildren(told);
+</script>
+"""
+ERRORS = (
+    "<script>const errors = []; window.addEventListener('error', event => errors.push(String(event.message)));</script>"
+)
+
+
+def chromium(tmp_path: Path, *arguments: str) -> str:
+    """What Chromium prints. A profile of its own, nothing that wants the network."""
+    assert CHROMIUM is not None
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --hide-scrollbars"
+    ).split()
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+def browse(tmp_path: Path, page: str, size: str = "1366,900") -> dict[str, Any]:
+    """Run the actions on a page and return what they saw."""
+    path = tmp_path / "page.html"
+    path.write_text(page.replace("<head>", f"<head>{ERRORS}", 1).replace("</body>", f"{ACTIONS}</body>", 1))
+    document = chromium(tmp_path, f"--window-size={size}", "--dump-dom", path.as_uri())
+    found = re.search(r'<pre id="result">(.*?)</pre>', document, re.DOTALL)
+    assert found, document[:2000]
+    return json.loads(html.unescape(found[1]))
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", ["1366,900", "1024,768"], ids=["laptop", "projector"])
+def test_page_in_a_browser(tmp_path: Path, size: str) -> None:
+    film = film_of()
+    found = browse(tmp_path, page_of(film), size)
+    assert found["errors"] == [] and found["requests"] == 0
+    assert found["ops"] == len(film.ops)
+    assert found["colours"] > 3, "matrices are coloured"
+    assert found["wide"], "nothing sticks out sideways"
+    seen = {each["name"]: each for each in found["seen"]}
+    numbers = {name: each["op"] for name, each in seen.items()}
+    assert numbers == {
+        "start": 1, "right": 2, "left": 1, "second collective": 7, "conjugate": 34, "jump back": 7, "click": 23,
+        "end": 43, "still the end": 43, "other theme": 43, "home": 1,
+    }  # fmt: skip
+    collective = seen["second collective"]
+    assert (collective["now"], collective["pair"]) == ([7], [34]), "the conjugate is marked"
+    assert collective["title"] == "blocks.0.attention.out"
+    assert collective["arrays"] == ["y [4, 4]", "y_partial [4, 4]"]
+    assert collective["chips"] == ["chip replicated", "chip partial"]
+    assert collective["canvases"] == 2 * film.ranks
+    assert seen["end"]["theme"] != seen["other theme"]["theme"]
+    assert seen["end"]["background"] != seen["other theme"]["background"]
+
+
+@needs_chromium
+def test_page_can_be_photographed(tmp_path: Path) -> None:
+    path, picture = tmp_path / "page.html", tmp_path / "page.png"
+    path.write_text(page_of(film_of("gpt2", 2)))
+    chromium(tmp_path, "--window-size=1366,900", f"--screenshot={picture}", f"{path.as_uri()}#8")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 30_000
+
+
+def test_page_loads_nothing() -> None:
+    page = page_of(film_of())
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'<]*", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "a name, not an address that is loaded"
+    assert not re.search(r"<(link|img|iframe)\b|@import|url\(|\bfetch\(|XMLHttpRequest|<script src", page)
+    assert page.count("</script>") == 1
+
+
+def test_page_is_written_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.html"
+    assert main(["step", "-n", "2", "--html", str(path)]) == 0
+    assert '"ranks":2' in path.read_text()
+    assert main(["step", "--html", str(tmp_path)]) == 4
+    assert main(["step", "--html", str(tmp_path / "no" / "out.html")]) == 4
+    assert "can't write the page" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""`mpitp step` in a real pseudo-terminal of 80 by 24, and driven from a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLEAR = "\x1b[H\x1b[2J"
+
+
+class Session:
+    """The command in a terminal, its screen as a reader sees it."""
+
+    def __init__(self, *arguments: str, **environ: str) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "", "LINES": "", **environ}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mpitp", "step", *arguments],
+            stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        self.text = ""
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """The newest screen, once it contains `text`."""
+        end = time.monotonic() + seconds
+        while text not in self.screen():
+            assert time.monotonic() < end, f"no {text!r} on the screen:\n{self.screen()}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                self.text += os.read(self.master, 65536).decode()
+        return self.screen()
+
+    def screen(self) -> str:
+        return self.text.rpartition(CLEAR)[2]
+
+    def send(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def end(self) -> int:
+        """The exit code; whatever is still written is read, and the terminal must be as it was."""
+        end = time.monotonic() + 30
+        while self.process.poll() is None:
+            assert time.monotonic() < end, "it doesn't end"
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.text += os.read(self.master, 65536).decode()
+        while select.select([self.master], [], [], 0)[0]:
+            self.text += os.read(self.master, 65536).decode()
+        assert termios.tcgetattr(self.slave) == self.before
+        os.close(self.master)
+        os.close(self.slave)
+        return self.process.returncode
+
+
+def test_walking_in_a_terminal() -> None:
+    session = Session()
+    first = session.wait_for("1/43 forward  embedding")
+    assert "q quit" in first and "g go to" in first
+    session.send("\x1b[C")  # the right arrow
+    session.wait_for("2/43 forward  embedding: ALL_REDUCE SUM")
+    session.send("\x1b[D")
+    session.wait_for("1/43")
+    session.send("bheads\x7fs\rc")
+    session.wait_for("5/43 forward  blocks.0.attention.heads")
+    session.send("j")
+    session.wait_for("36/43 backward")
+    session.send("g7\r")
+    session.wait_for("7/43 forward  blocks.0.attention.out: ALL_REDUCE SUM")
+    session.send("tn")
+    session.wait_for("your answer:")
+    session.send("n\r")
+    session.wait_for("right: no, every rank works by itself")
+    session.send("l")
+    session.wait_for("blocks.0.attention.out")
+    session.send(" qq")
+    assert session.end() == 0
+    assert "score: 1 of 1" in session.text
+    assert "\x1b[1m" in session.text, "bold where it is welcome"
+    assert session.text.count("\x1b[?1049h") == session.text.count("\x1b[?1049l") == 1
+
+
+@pytest.mark.parametrize("last", ["q", "\x03", "\x04"], ids=["q", "Ctrl-C", "Ctrl-D"])
+def test_quits_cleanly_and_needs_no_colour(last: str) -> None:
+    session = Session("-n", "2", NO_COLOR="1")
+    screen = session.wait_for("q quit")
+    assert max(map(len, screen.split("\r\n"))) <= 80 and len(screen.split("\r\n")) <= 24
+    session.send(last)
+    assert session.end() == 0
+    assert "\x1b[1m" not in session.text and "Traceback" not in session.text
+
+
+def step(*arguments: str, keys: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    command = [sys.executable, "-m", "mpitp", "step", *arguments]
+    return subprocess.run(command, input=keys, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_keys_from_a_pipe() -> None:
+    result = step(keys="xxj\nq")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout
+    screens = result.stdout.split("-" * 80 + "\n")
+    assert [screen.splitlines()[1].split()[0] for screen in screens[:4]] == ["1/43", "2/43", "7/43", "34/43"]
+    ended = step("--predict", keys="ny\nn")
+    assert ended.returncode == 0 and "score: 1 of 1" in ended.stdout, "the end of input ends it"
+
+
+def test_printing_and_mistakes() -> None:
+    assert "all_reduce sum of 64 B a rank" in step("--list").stdout
+    shown = step("--show", "7").stdout
+    assert "y = sum_r y_partial" in shown and "partial: to be summed" in shown
+    for arguments, said in [
+        (("--show", "99"), "there is no operation 99"),
+        (("--break", "nothing"), "no layer's name contains"),
+        (("--model", "nowhere", "--set", "a=1"), "--set changes a config"),
+    ]:
+        result = step(*arguments)
+        assert result.returncode == 2 and said in result.stderr, result.stderr
+    on_ranks = step("--list", SLURM_NTASKS="2", SLURM_PROCID="0", SLURM_STEP_ID="0")
+    assert on_ranks.returncode in (0, 2)  # refused where the launcher's variables are believed

@@ -1,0 +1,152 @@
+"""Walking by keys, without a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitp.step.picture import picture_of, tiles
+from mpitp.step.questions import question_about
+from mpitp.step.screen import list_lines, whole_op
+from mpitp.step.values import panels
+from mpitp.step.walk import Walk
+from tests.step.films import film_of
+
+
+def walk(keys: str = "", **options: object) -> Walk:
+    made = Walk(film_of(), **options)
+    for key in keys:
+        made.press(key)
+    return made
+
+
+def test_steps_forward_and_back() -> None:
+    last = len(film_of().ops)
+    assert walk("nnn").number == 4
+    assert walk("nnp").number == 2
+    assert walk("p").message == "this is the first operation"
+    end = walk(number=last)
+    end.press("n")
+    assert (end.number, end.message) == (last, "this was the last operation")
+    assert "no such key" in walk("z").message
+    assert walk("q").is_over
+
+
+def test_collectives_and_conjugates() -> None:
+    at = walk("xx")
+    assert (at.op.layer, at.op.collective) == ("blocks.0.attention.out", "all_reduce sum")
+    at.press("j")
+    assert (at.op.layer, at.op.phase) == ("blocks.0.attention.out", "backward")
+    at.press("j")
+    assert at.op.collective
+    at.press("X")
+    assert at.op.layer == "embedding"
+    at.press("X")
+    assert at.message == "no earlier collectives"
+    assert walk("nnj").message.startswith("nothing in the other pass")
+
+
+def test_breakpoints() -> None:
+    at = walk("c")
+    assert "no breakpoint is set" in at.message
+    at.press("b")
+    at.answer("gate_up")
+    at.press("c")
+    assert at.op.layer == "blocks.0.mlp.gate_up" and at.op.phase == "forward"
+    at.press("c")
+    assert at.op.layer == "blocks.0.mlp.gate_up" and at.op.phase == "backward"
+    at.press("C")
+    assert at.op.phase == "forward"
+    at.press("b")
+    at.answer("no such layer")
+    assert at.breakpoints == ["gate_up"] and "no layer" in at.message
+    at.press("b")
+    at.answer("collectives")
+    at.press("b")
+    at.answer("gate_up")
+    assert at.breakpoints == ["collectives"]
+    at.press("c")
+    assert at.op.collective
+
+
+def test_going_to_a_number() -> None:
+    at = walk("g")
+    at.answer("12")
+    assert at.number == 12
+    at.press("g")
+    at.answer("1000")
+    assert at.number == 12 and "not a number from 1" in at.message
+
+
+def test_predict_asks_and_keeps_score() -> None:
+    at = walk("t")
+    film = at.film
+    for number in range(2, len(film.ops) + 1):
+        at.press("n")
+        question = at.question
+        assert question is not None and at.number == number - 1, "nothing is shown before the answer"
+        at.answer(question.right if number % 4 else "?")
+        assert at.number == number
+        assert at.message.startswith("right" if number % 4 else "not quite")
+    asked = len(film.ops) - 1
+    assert (at.asked, at.right) == (asked, asked - len(film.ops) // 4)
+    assert f"score {at.right}/{at.asked}" in at.lines(80, 24)[0]
+
+
+def test_questions_cover_shape_placement_and_communication() -> None:
+    film = film_of()
+    questions = [question_about(op, film.ranks) for op in film.ops]
+    assert {question.right for question in questions} >= {"r", "s", "p", "y", "n"}
+    for op, question in zip(film.ops, questions, strict=True):
+        assert question.is_right(f" {question.right.upper()} ") and not question.is_right("?")
+        if op.collective:
+            assert question.right == "y"
+            assert op.collective not in question.text, "the question gives nothing away"
+
+
+@pytest.mark.parametrize(("preset", "ranks"), [("llama", 1), ("llama", 3), ("gpt2", 2), ("gpt2", 7), ("qwen2", 4)])
+def test_every_screen_fits(preset: str, ranks: int) -> None:
+    film = film_of(preset, ranks)
+    for size in ((80, 24), (132, 43)):
+        at = Walk(film)
+        for number in range(1, len(film.ops) + 1):
+            at.number = number
+            for key in "aravt":
+                at.press(key)
+                lines = at.lines(*size)
+                assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
+                text = "\n".join(lines)
+                assert at.op.layer in text and "q quit" in text and "held a rank" in text
+        for key in "l?":
+            at.press(key)
+            lines = at.lines(*size)
+            assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
+            at.press("n")
+
+
+def test_small_arrays_are_shown_whole() -> None:
+    at = walk("xx")
+    lines = at.lines(80, 24)
+    start = next(i for i, line in enumerate(lines) if line.startswith("rank 0"))
+    shown = [[float(word) for word in line.split()] for line in lines[start + 1 : start + 5]]
+    expected = np.concatenate([np.array(picture.values) for picture in at.op.made.pictures], axis=1)
+    np.testing.assert_allclose(shown, expected, atol=0.006)
+
+
+def test_listing_and_whole_operations() -> None:
+    film = film_of()
+    text = "\n".join(list_lines(film))
+    assert all(op.layer in text for op in film.ops)
+    whole = whole_op(film, film.op(4))
+    assert max(map(len, whole)) <= 80
+    assert sum(line.startswith("y, rank") for line in whole) == 3, "too wide side by side: one below the other"
+
+
+def test_tiles_of_large_arrays() -> None:
+    x = np.arange(100 * 200, dtype=np.float32).reshape(100, 200)
+    picture = picture_of(x)
+    assert not picture.is_whole and len(picture.values) <= 24 and len(picture.values[0]) <= 36
+    np.testing.assert_allclose(tiles(np.ones((7, 5)), 3, 2), np.ones((3, 2)))
+    np.testing.assert_allclose(tiles(np.array([[3.0, 4.0]]), 1, 1), [[np.sqrt(12.5)]])
+    lines = panels([picture, picture], ["rank 0", "rank 1"], 80, 10, shades=False)
+    assert len(lines) <= 10 and "root mean squares" in lines[-1]
