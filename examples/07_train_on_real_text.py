@@ -20,7 +20,7 @@ from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
 
 RANKS = 3
-STEPS, BATCH, SEQ = 80, 8, 64
+STEPS, BATCH, SEQ = 60, 4, 64
 TEXT = "\n\n".join(topics[name] for name in sorted(topics))
 CHARACTERS = sorted(set(TEXT))
 PLACE = {character: i for i, character in enumerate(CHARACTERS)}

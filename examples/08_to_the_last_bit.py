@@ -77,8 +77,8 @@ def main(group: Group) -> None:
 
     exercise(
         group,
-        "Set RANKS = 6, then 7. What is the limit, and why is there one? Then give choose_blocks blocks=3 instead of "
-        "0: what changes in the loss, and why must num_blocks never be chosen by the number of ranks?",
+        "Set RANKS = 7: the table ends at 6. Why can't 7 ranks have this layout? Then give choose_blocks blocks=3 "
+        "instead of 0: which bits change, and why must num_blocks never be chosen by the number of ranks?",
     )
 
 

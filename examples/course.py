@@ -46,7 +46,9 @@ def prove(group: Group, claim: str, *pairs: tuple[Any, Any], limit: float = 1e-1
     """Print how far apart the two of each pair are; stop when it's more than rounding."""
     worst = difference(group, *pairs)
     say(group, f"{'PROOF ' if worst <= limit else 'WRONG '} {claim}: largest difference {worst:.1e}")
-    assert worst <= limit, f"{claim}: {worst} exceeds {limit}"
+    if worst > limit:
+        group.barrier()  # the line above is printed before any rank ends the job
+        raise AssertionError(f"{claim}: {worst} exceeds {limit}")
 
 
 def exercise(group: Group, text: str) -> None:

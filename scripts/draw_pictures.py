@@ -349,9 +349,9 @@ def heads() -> str:
     names = " and ".join(f"kv{g}" for g in shared)
     picture.caption(
         218,
-        f"Dashed: {names} live on two ranks each. Each computes dk and dv from its own query heads; the two are added in",
-        "backward, so both replicas get the whole gradient and stay equal. The rank that holds the group's first query "
-        "head owns it.",
+        f"Dashed: {names} live on two ranks each. Each computes dk and dv from its own query heads, and the two are",
+        "added in backward: both replicas get the whole gradient and stay equal. The rank that holds the group's first "
+        "query head owns it.",
     )
     return picture.svg("Nine query heads and three KV heads on four ranks")
 

@@ -1,15 +1,18 @@
-"""The README's example "From Python" runs as it stands."""
+"""The README's example "From Python" and the course run on the ranks of a job."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpitp.checkpoint import save_model
-from mpitp.comm import world_group
+from mpitp.comm import SerialGroup, world_group
 from mpitp.data.tokenizer import byte_tokenizer
 from mpitp.models import config_from_hf, new_model
 
@@ -45,3 +48,48 @@ def test_from_python(mpi_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         losses = [float(x) for x in re.findall(r"\d+\.\d+", out[out.index("loss before") :].splitlines()[0])]
         assert losses[0] == losses[1] > losses[-1]
         assert "\nThe value of" in out
+
+
+WHOLE = [path for path in sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) if path.name[:2] not in ("07", "11", "12")]
+
+
+def load(path: Path, monkeypatch: pytest.MonkeyPatch, **constants: int) -> Callable[..., None]:
+    """The main function of an example, with other constants."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # as for a script: course.py lies beside it
+    monkeypatch.setattr(sys, "argv", [path.name])
+    main = runpy.run_path(str(path))["main"]
+    main.__globals__.update(constants)
+    return main
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What rank 0 has printed, on every rank; the others print nothing."""
+    out = capsys.readouterr().out
+    assert (out == "") == (world_group().rank > 0)
+    return world_group().broadcast_object(out)
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_course(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An example proves its own claims."""
+    load(path, monkeypatch)(world_group())
+    out = said(capsys)
+    assert 0 <= out.find("PROOF") < out.find("EXERCISE")
+
+
+def test_training_on_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Example 07, its first steps only."""
+    train = load(EXAMPLES / "07_train_on_real_text.py", monkeypatch, STEPS=4).__globals__["train"]
+    np.testing.assert_allclose(train(world_group())[1], train(SerialGroup())[1], rtol=1e-5)
+
+
+def test_time_against_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load(EXAMPLES / "11_inside_a_node.py", monkeypatch, TOKENS=64, HIDDEN=32)(world_group())
+    assert "PROOF" in said(capsys)
+
+
+def test_planted_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load(EXAMPLES / "12_what_breaks.py", monkeypatch)(["3"])
+    out = said(capsys)
+    assert "Which layer" in out
+    assert ("blocks.1.attention.qkv      gradient of the input" in out) == (world_group().size > 1)

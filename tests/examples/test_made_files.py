@@ -1,0 +1,66 @@
+"""Notebooks and pictures are what the scripts make now."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKER = runpy.run_path(str(ROOT / "scripts" / "make_notebooks.py"))
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+PICTURES = sorted((ROOT / "examples" / "pictures").glob("*.svg"))
+
+
+def sources(notebook: dict) -> list[tuple[str, str]]:
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+
+
+def test_there_is_a_notebook_for_each_of_the_first_six() -> None:
+    assert [path.stem for path in NOTEBOOKS] == [path.stem for path in MAKER["SCRIPTS"]]
+    assert len(NOTEBOOKS) == 6
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_what_its_script_makes(path: Path) -> None:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    script = ROOT / "examples" / f"{path.stem}.py"
+    assert sources(notebook) == sources(MAKER["notebook_of"](script)), "run scripts/make_notebooks.py"
+    code = [source for kind, source in sources(notebook) if kind == "code"]
+    assert "EXERCISE" in MAKER["printed"](notebook)
+    lines = [line.strip() for line in "\n".join(code).splitlines() if line.strip()]
+    wanted = script.read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines()
+    wanted = [line.strip() for line in wanted if line.strip() and not line.startswith("if __name__")]
+    assert lines[-len(wanted) :] == wanted, "nothing of the script is lost"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("nbclient") or not find_spec("ipykernel"), reason="needs nbclient and ipykernel")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "make_notebooks.py"), "--run", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "EXERCISE" in done.stdout and "WRONG" not in done.stdout
+    assert ("PROOF" in done.stdout) and "Traceback" not in done.stdout
+
+
+def test_pictures_show_what_the_code_does() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "draw_pictures.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(PICTURES) == 4
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_picture_is_small_and_readable_on_dark_and_light(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 100_000
+    assert "prefers-color-scheme: dark" in text and re.search(r"<title>\w+", text)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
