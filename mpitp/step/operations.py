@@ -41,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of layer. `collectives`: what each pass's collectives make, in order, and why they are needed.
+    """A kind of layer. `sums`: what each pass's collectives make, in order: name, then equation and reason.
 
     `pair` says what the two passes communicate: each is the other's conjugate.
     """

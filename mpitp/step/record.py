@@ -114,10 +114,11 @@ class Recorder(LayerObserver, GroupObserver):
             self._own_work(frame, kind, segments[frame.collectives], given, layer)
         began = time.perf_counter()
         result = run()
-        name, equation = kind.sums[frame.phase][0 if kind is HEADS else frame.collectives]
+        name, told = kind.sums[frame.phase][0 if kind is HEADS else frame.collectives]
+        equation, _, note = told.partition(": ")
         made = Shown(name, "out", REPLICATED, "", picture_of(result))
         op = f"{call.op} {call.detail}"
-        self._add(frame.phase, layer, kind, op, equation, "", [_as_input(given), made], began, op, arrays)
+        self._add(frame.phase, layer, kind, op, equation, note, [_as_input(given), made], began, op, arrays)
         self._last = self._kept[name] = made
         frame.collectives, frame.began = frame.collectives + 1, time.perf_counter()
         return result

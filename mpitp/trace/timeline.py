@@ -177,15 +177,16 @@ def _collective_events(entry: Traffic, rank: int, latest: Arrivals, zero: float)
         ]
     for name, start, stop in visits:
         yield _event(name, "collective", rank, start - zero, stop - zero, about)
-        wait, transfer = split_at(start, stop, came)
-        if wait:
-            yield _event("wait", "wait", rank, start - zero, start + wait - zero)
-        if transfer:
-            yield _event("transfer", "transfer", rank, stop - transfer - zero, stop - zero)
+        middle = min(max(came, start), stop)
+        if middle > start:
+            yield _event("wait", "wait", rank, start - zero, middle - zero)
+        if stop > middle:
+            yield _event("transfer", "transfer", rank, middle - zero, stop - zero)
 
 
 def _event(name: str, category: str, rank: int, start: float, stop: float, args: dict[str, Any] | None = None) -> str:
-    """A complete event; times in microseconds."""
+    """A complete event. Times become whole nanoseconds first, so that neighbours meet and children lie inside."""
+    first, last = round(start * 1e9), round(stop * 1e9)
     event = {"ph": "X", "name": name, "cat": category, "pid": 0, "tid": rank}
-    event |= {"ts": round(start * 1e6, 3), "dur": round((stop - start) * 1e6, 3)}
+    event |= {"ts": first / 1e3, "dur": (last - first) / 1e3}  # in microseconds
     return json.dumps(event | ({"args": args} if args else {}))

@@ -100,8 +100,8 @@ def test_page_in_a_browser(tmp_path: Path, size: str) -> None:
     collective = seen["second collective"]
     assert (collective["now"], collective["pair"]) == ([7], [34]), "the conjugate is marked"
     assert collective["title"] == "blocks.0.attention.out"
-    assert collective["arrays"] == ["y [4, 4]", "y_partial [4, 4]"]
-    assert collective["chips"] == ["chip replicated", "chip partial"]
+    assert collective["arrays"] == ["y_partial [4, 4]", "y [4, 4]"]
+    assert collective["chips"] == ["chip partial", "chip replicated"]
     assert collective["canvases"] == 2 * film.ranks
     assert seen["end"]["theme"] != seen["other theme"]["theme"]
     assert seen["end"]["background"] != seen["other theme"]["background"]
