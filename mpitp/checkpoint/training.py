@@ -26,11 +26,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mpitp.backend.arrays import to_host
 from mpitp.checkpoint.hf import (
     MODEL,
     NamedModel,
@@ -106,6 +109,28 @@ class Contents:
         """(subdirectory, stem, arrays) of each set of tensors."""
         optimizer = [(OPTIMIZER, kind, ArraysAs(self.model, arrays)) for kind, arrays in self.moments.items()]
         return [("", MODEL, self.model), *optimizer]
+
+
+class Frozen:
+    """A copy of a model's parameters in host memory, with the model's names and specs."""
+
+    def __init__(self, model: NamedModel) -> None:
+        self._params = [(name, Param(_copied(param.data), param.spec)) for name, param in model.named_params()]
+        self._pieces = model.hf_pieces()
+
+    def named_params(self) -> Iterator[tuple[str, Param]]:
+        """The copies."""
+        return iter(self._params)
+
+    def hf_pieces(self) -> Mapping[tuple[str, str], HfPiece]:
+        """The model's own table."""
+        return self._pieces
+
+
+def frozen(contents: Contents) -> Contents:
+    """The contents as they are now, in host memory: what may be saved while training goes on."""
+    moments = {kind: {name: _copied(a) for name, a in arrays.items()} for kind, arrays in contents.moments.items()}
+    return replace(contents, model=Frozen(contents.model), moments=moments)
 
 
 class Save:
@@ -385,6 +410,11 @@ def _crc(path: Path, chunk: int) -> int:
     except OSError as error:
         raise os_failure("read", path, error) from error
     return value
+
+
+def _copied(array: Any) -> np.ndarray:
+    host = to_host(array)
+    return host.copy() if host is array else host
 
 
 def _sync_all(paths: Sequence[Path]) -> None:

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mpitp import __version__
-from mpitp.backend.arrays import to_host
 from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.checkpoint.training import (
     FORMAT,
@@ -22,6 +19,7 @@ from mpitp.checkpoint.training import (
     Save,
     checkpoints,
     find_damage,
+    frozen,
     load_arrays,
     newest_whole,
     read_state,
@@ -31,7 +29,6 @@ from mpitp.comm.group import Group
 from mpitp.config import SECTIONS, RunConfig
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import os_failure, write_file
-from mpitp.layers.param import Param
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW
@@ -76,7 +73,8 @@ class RunCheckpoints:
         if self._saved_step == step:
             return time.perf_counter() - started
         background = self.config.checkpoint.background and not wait
-        contents = self._contents(step, model, optimizer, copy=background)
+        contents = self._contents(step, model, optimizer)
+        contents = frozen(contents) if background else contents
         save = Save(self.root, step, contents, self.group, self.config.checkpoint.keep)
         if background:
             self._background = BackgroundSave(save)
@@ -145,16 +143,11 @@ class RunCheckpoints:
     def _took(self, seconds: float) -> None:
         self.slowest_seconds = max(self.slowest_seconds, seconds)
 
-    def _contents(self, step: int, model: CausalLM, optimizer: AdamW, *, copy: bool) -> Contents:
-        moments = _moments(optimizer)
-        named: Any = model
-        if copy:
-            named = Frozen(model)
-            moments = {kind: {name: _copied(a) for name, a in arrays.items()} for kind, arrays in moments.items()}
+    def _contents(self, step: int, model: CausalLM, optimizer: AdamW) -> Contents:
         generation = {"eos_token_id": list(self.decoder.eos_ids)} if self.decoder.eos_ids else None
         return Contents(
-            model=named,
-            moments=moments,
+            model=model,
+            moments=_moments(optimizer),
             dtype=self.config.model.dtype,
             config=self.decoder.hf,
             state=self._state(step),
@@ -180,22 +173,6 @@ class RunCheckpoints:
     def _say(self, line: str) -> None:
         if self.group.rank == 0:
             _notice(line)
-
-
-class Frozen:
-    """A copy of a model's parameters in host memory, with the model's names and specs."""
-
-    def __init__(self, model: CausalLM) -> None:
-        self._params = [(n, Param(_copied(p.data), p.spec)) for n, p in model.named_params()]
-        self._pieces = model.hf_pieces()
-
-    def named_params(self) -> Any:
-        """The copies."""
-        return iter(self._params)
-
-    def hf_pieces(self) -> Any:
-        """The model's own table."""
-        return self._pieces
 
 
 def checkpoint_root(config: RunConfig) -> Path:
@@ -254,12 +231,6 @@ def _is_new_default(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 def _word(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not there"
-
-
-def _copied(array: Any) -> np.ndarray:
-    """A copy in host memory."""
-    host = to_host(array)
-    return host.copy() if host is array else host
 
 
 def _moments(optimizer: AdamW) -> dict[str, dict[str, Any]]:
