@@ -8,7 +8,8 @@ import json
 _DESCRIPTION = """\
 Show the communication ledger of a trace that `mpitp train --trace` or `mpitp generate --trace` has written: for each
 kind of collective and each place in the model the calls, the bytes, the time spent waiting for the last rank and
-transferring, the bandwidth reached, and whether calls and bytes are those of the closed form."""
+transferring, the bandwidth reached, and whether calls and bytes are those of the closed form. Time in which a rank went
+on working while a collective ran behind it counts for neither."""
 
 _EPILOG = """\
 examples:

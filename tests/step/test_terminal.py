@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import pty
@@ -14,6 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mpitp.errors import UsageError
+from mpitp.step.command import add_arguments, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAR = "\x1b[H\x1b[2J"
@@ -128,5 +132,12 @@ def test_printing_and_mistakes() -> None:
     ]:
         result = step(*arguments)
         assert result.returncode == 2 and said in result.stderr, result.stderr
-    on_ranks = step("--list", SLURM_NTASKS="2", SLURM_PROCID="0", SLURM_STEP_ID="0")
-    assert on_ranks.returncode in (0, 2)  # refused where the launcher's variables are believed
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(UsageError, match="run it alone, with -n for the ranks"):
+        run(parser.parse_args([]))
