@@ -83,10 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(reports.as_dict(report, checks, group.size)))
         else:
-            print(reports.table(report, failures_only=args.failures_only))
-            if checks:
-                print("\n" + reports.differences_table(checks))
-            print("\n" + reports.summary(report, checks, group.size), flush=True)
+            print(reports.text(report, checks, group.size, failures_only=args.failures_only), flush=True)
     return 0 if ok else NumericError.exit_code
 
 

@@ -26,6 +26,13 @@ _ORDERS = {
 }
 
 
+def text(report: Report, checks: list[FiniteDifference], ranks: int, *, failures_only: bool = False) -> str:
+    """Tables and summary, a blank line between them."""
+    parts = [] if failures_only and report.ok else [table(report, failures_only=failures_only)]
+    parts += [differences_table(checks)] if checks else []
+    return "\n\n".join([*parts, summary(report, checks, ranks)])
+
+
 def table(report: Report, *, failures_only: bool = False) -> str:
     """A line for each row, aligned, in the order of computation; weights at the start only where they differ."""
     rows = [row for row in report.rows if not (row.ok and (failures_only or row.kind == "start"))]
@@ -46,10 +53,9 @@ def summary(report: Report, checks: list[FiniteDifference], ranks: int) -> str:
     """What it comes to, and where to look first."""
     failed = [row for row in report.rows if not row.ok]
     worst = max(report.rows, key=lambda row: row.largest_rel)
-    lines = [
-        f"equal: {len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with the one-rank model; "
-        f"largest relative difference {worst.largest_rel:.2e} ({worst.name}, {_KINDS[worst.kind]})"
-    ]
+    compared = f"{len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with the one-rank model"
+    at_most = f"; largest relative difference {worst.largest_rel:.2e} ({worst.name}, {_KINDS[worst.kind]})"
+    lines = [f"equal: {compared}{at_most if worst.largest_rel else ', to the last bit'}"]
     if failed:
         lines = [f"DIFFERENT: {len(failed)} of {len(report.rows)} comparisons failed"]
     for kind, order in _ORDERS.items():

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.planted_bugs import FAULTS
 from mpitp.checkpoint.load import load_config
 from mpitp.comm import Group
 from mpitp.errors import ConfigError
 from mpitp.verify import command
-from tests.verify.faults import FAULTS
 
 pytestmark = pytest.mark.mpi
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from examples.planted_bugs import FAULTS
 from mpitp.verify.report import summary
 from tests.verify.cases import CONFIGS, run_verify
-from examples.planted_bugs import FAULTS
 
 CASES = [
     pytest.param(name, model, ranks, id=f"{name}, {model} on {ranks}")
