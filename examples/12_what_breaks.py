@@ -53,8 +53,9 @@ def show_bug(group: Group, number: int, layer: str = "", letter: str = "") -> No
     if group.rank == 0:
         lines = [re.split(r"\s{2,}", line) for line in table(report, failures_only=True).splitlines()]
         print(f"Bug {number}, in a {course_config(number).model_type} model. What differs from one rank:\n")
-        print("\n".join(f"{name:<28}{what:<24}{rel:>9}  {verdict}" for name, what, _, _, rel, verdict in lines[:10]))
-        print(f"... {max(0, len(lines) - 10)} more rows\n")
+        for name, what, _, _, relative, verdict in lines[:10]:
+            print(f"{name:<28}{what:<24}{relative:>9}  {verdict.partition(' by ')[0]}")
+        print(f"... and {len(lines) - 10} more rows\n" if len(lines) > 10 else "")
     offered = dict(zip("abc", choices(number), strict=True))
     say(group, "\n".join(f"  {key}  {mistake}" for key, mistake in offered.items()))
     fault = FAULTS[COURSE[number - 1]]
