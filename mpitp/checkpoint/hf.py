@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpitp.backend.arrays import array_module, from_host, to_host
+from mpitp.checkpoint.chunk_sums import ChunkSums
 from mpitp.checkpoint.safetensors_file import (
     ELEMENT_BYTES,
     STORED_NAMES,
@@ -366,12 +367,19 @@ def index_of(shards: Mapping[str, Mapping[str, tuple[str, Shape]]]) -> dict[str,
 
 
 def write_owned(
-    model: NamedModel, staging: Path, shards: Mapping[str, Mapping[str, tuple[str, Shape]]], *, sync: bool = True
+    model: NamedModel,
+    staging: Path,
+    shards: Mapping[str, Mapping[str, tuple[str, Shape]]],
+    sums: Mapping[str, ChunkSums] | None = None,
+    close: Callable[[SafetensorsWriter], Any] = SafetensorsWriter.close,
 ) -> None:
-    """Write the rows that this rank owns of every parameter. `sync`: return when they are on the disk."""
+    """Write the rows that this rank owns of every parameter.
+
+    `sums`: what gathers the checksums of each file. `close`: given each file that is written, to bring it to the disk.
+    """
     table = model.hf_pieces()
     for file, tensors in shards.items():
-        writer = SafetensorsWriter(staging / file, plan_file(tensors))
+        writer = SafetensorsWriter(staging / file, plan_file(tensors), None if sums is None else sums[file])
         try:
             for name, param in model.named_params():
                 for part, rows in param.spec.owned_rows():
@@ -379,7 +387,7 @@ def write_owned(
                     if len(part.owned) and piece.tensor in tensors:
                         _write_piece(writer, param, part, piece, to_host(param.spec.view(param.data, rows)))
         finally:
-            writer.close(sync=sync)
+            close(writer)
 
 
 def _write_piece(writer: SafetensorsWriter, param: Param, part: Part, piece: HfPiece, host: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mpitp.checkpoint.chunk_sums import ChunkSums
 from mpitp.errors import FileError
 from mpitp.files import os_failure
 
@@ -157,11 +158,14 @@ class SafetensorsFile:
 
 
 class SafetensorsWriter:
-    """Writes slices of tensors into a file that `create_file` made; several processes may do so at the same time."""
+    """Writes slices of tensors into a file that `create_file` made; several processes may do so at the same time.
 
-    def __init__(self, path: str | Path, layout: Layout) -> None:
+    `sums`, where given, is told every piece that is written.
+    """
+
+    def __init__(self, path: str | Path, layout: Layout, sums: ChunkSums | None = None) -> None:
         self.path = Path(path)
-        self.layout = layout
+        self.layout, self.sums = layout, sums
         try:
             self._descriptor = os.open(self.path, os.O_WRONLY)
         except OSError as error:
@@ -177,12 +181,11 @@ class SafetensorsWriter:
         for offset, stride_bytes, matrix in _matrices(info, array, dim, start):
             self._write_matrix(name, FLOAT_DTYPES[info.dtype], offset, stride_bytes, matrix)
 
-    def close(self, *, sync: bool = True) -> None:
-        """Give the file back; `sync`: first wait until what was written is on the disk."""
+    def close(self) -> None:
+        """Wait until what was written is on the disk, and give the file back."""
         try:
             try:
-                if sync:
-                    os.fsync(self._descriptor)
+                os.fsync(self._descriptor)
             finally:
                 os.close(self._descriptor)  # where a network file system may say that the disk is full
         except OSError as error:
@@ -212,6 +215,8 @@ class SafetensorsWriter:
         if array.size == 0:
             return
         view = array.reshape(-1).view(np.uint8).data
+        if self.sums is not None:
+            self.sums.add(offset, view)
         while len(view):
             try:
                 count = os.pwrite(self._descriptor, view, offset)
@@ -250,6 +255,16 @@ def create_file(path: str | Path, layout: Layout) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise os_failure("create", path, error) from error
+
+
+def read_header_bytes(path: Path) -> bytes:
+    """All bytes before the tensors."""
+    try:
+        with open(path, "rb") as file:
+            length = file.read(8)
+            return length + file.read(int.from_bytes(length, "little"))
+    except OSError as error:
+        raise os_failure("read", path, error) from error
 
 
 def _read_header(path: Path, descriptor: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:

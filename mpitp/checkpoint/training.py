@@ -11,8 +11,8 @@ with a file that doesn't match it, is not a checkpoint. Which one is the latest 
 
 A save runs in phases of purely local work, between which the ranks agree and tell one another what came of it:
 
-    the first rank makes the directory; each writes its slices; each brings what it wrote to the disk and meanwhile
-    sums its share of the chunks; the first rank writes the manifest, renames, and drops the oldest checkpoints
+    the first rank makes the directory; each writes its slices, sums them on the way (`chunk_sums.py`) and brings them
+    to the disk; the first rank joins the sums in the manifest, renames, and drops the oldest checkpoints
 
 In the foreground they follow one another; in the background a thread does a phase while training goes on, and the ranks
 agree at a step's boundary. No thread but the main one ever communicates.
@@ -25,7 +25,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import to_host
+from mpitp.checkpoint.chunk_sums import ChunkSums, Sums, join
 from mpitp.checkpoint.hf import (
     MODEL,
     NamedModel,
@@ -45,7 +46,13 @@ from mpitp.checkpoint.hf import (
     with_dtype,
     write_owned,
 )
-from mpitp.checkpoint.safetensors_file import STORED_NAMES, create_file, plan_file
+from mpitp.checkpoint.safetensors_file import (
+    STORED_NAMES,
+    SafetensorsWriter,
+    create_file,
+    plan_file,
+    read_header_bytes,
+)
 from mpitp.checkpoint.together import gather_together, on_first_rank, raise_together
 from mpitp.comm.group import Group
 from mpitp.errors import FileError
@@ -68,6 +75,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMIZER = "optimizer"
 CHUNK_BYTES = 1 << 26  # what one checksum covers
+READ_BYTES = 1 << 20
 
 Moments = Mapping[str, Mapping[str, Any]]  # kind ("exp_avg"): {parameter: array}
 
@@ -142,9 +150,10 @@ class Save:
         shapes = all_expected(contents.model, group)
         stored = STORED_NAMES[contents.dtype]
         self.plans = {(sub, stem): plan_shards(shapes, stored, stem=stem) for sub, stem, _ in contents.sets()}
-        self.phases: list[Callable[[list[Any]], Any]] = [self._prepare, self._write, self._sum, self._publish]
+        self.phases: list[Callable[[list[Any]], Any]] = [self._prepare, self._write, self._publish]
         self._staging: Path | None = None
         self._sizes: dict[str, int] = {}
+        self._removal: threading.Thread | None = None
 
     def run(self) -> None:
         """All phases, here and now. A collective."""
@@ -191,29 +200,44 @@ class Save:
         for path in self.contents.companions:
             sync_file(path)
 
-    def _write(self, results: list[Any]) -> None:
+    def _write(self, results: list[Any]) -> dict[str, Sums]:
+        """Write this rank's slices; its share of every file's sums. Files go to the disk while the next is written."""
         self._staging, self._sizes = results[0]
-        for sub, stem, arrays in self.contents.sets():
-            write_owned(arrays, self._staging / sub, self.plans[sub, stem], sync=False)
+        with ThreadPoolExecutor(
+            2, "mpitp checkpoint"
+        ) as pool:  # of each kind one: sums, files on their way to the disk
+            sums = {name: ChunkSums(size, CHUNK_BYTES, pool) for name, size in self._sizes.items()}
+            closing: list[Future[None]] = []
 
-    def _sum(self, results: list[Any]) -> dict[str, dict[int, int]]:
-        assert self._staging is not None
-        paths = [self._staging / sub / name for (sub, _), shards in self.plans.items() for name in shards]
-        with ThreadPoolExecutor(1, "mpitp checkpoint") as pool:
-            syncing = pool.submit(_sync_all, paths)
-            sums = checksums(self._staging, self._sizes, self.group.rank, self.group.size)
-            syncing.result()
-        return sums
+            def close(writer: SafetensorsWriter) -> None:
+                closing.append(pool.submit(writer.close))
+
+            for sub, stem, arrays in self.contents.sets():
+                gathering = {name: sums[f"{sub}/{name}" if sub else name] for name in self.plans[sub, stem]}
+                write_owned(arrays, self._staging / sub, self.plans[sub, stem], gathering, close)
+            for done in closing:
+                done.result()
+            return {name: own for name, gathered in sums.items() if (own := gathered.sums())}
 
     def _publish(self, results: list[Any]) -> None:
         if self.group.rank:
             return
         assert self._staging is not None
-        write_json(self._staging / MANIFEST, manifest(self._sizes, results))
+        shares = {name: [own[name] for own in results if name in own] for name in self._sizes}
+        write_json(self._staging / MANIFEST, manifest(self._staging, self._sizes, shares))
         sync_directory(self._staging / OPTIMIZER)
         publish(self._staging, self.target)
+        self._removal = threading.Thread(target=self._remove_oldest, name="mpitp checkpoint removal")
+        self._removal.start()
+
+    def _remove_oldest(self) -> None:
         for old in checkpoints(self.target.parent)[self.keep :]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def wait_for_removal(self) -> None:
+        """Return when the oldest checkpoints are gone; a published save removes them while its caller goes on."""
+        if self._removal is not None:
+            self._removal.join()
 
 
 class BackgroundSave:
@@ -318,12 +342,17 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def manifest(sizes: Mapping[str, int], sums: Sequence[Mapping[str, Mapping[int, int]]]) -> dict[str, Any]:
-    """The manifest's content, from each file's size and each rank's sums."""
+def manifest(staging: Path, sizes: Mapping[str, int], shares: Mapping[str, Sequence[Sums]]) -> dict[str, Any]:
+    """The manifest's content; files that no rank has summed while writing (the small ones) are read."""
     files = {}
     for name, size in sorted(sizes.items()):
-        chunks = {chunk: value for own in sums for chunk, value in own.get(name, {}).items()}
-        files[name] = {"bytes": size, "crc32": [chunks[chunk] for chunk in range(_num_chunks(size))]}
+        if shares[name]:
+            header = ChunkSums(size, CHUNK_BYTES)
+            header.add(0, memoryview(read_header_bytes(staging / name)))
+            sums = join([header.sums(), *shares[name]], size, CHUNK_BYTES)
+        else:
+            sums = [_crc(staging / name, chunk) for chunk in range(_num_chunks(size))]
+        files[name] = {"bytes": size, "crc32": sums}
     return {"format": FORMAT, "chunk_bytes": CHUNK_BYTES, "files": files}
 
 
@@ -401,12 +430,13 @@ def _num_chunks(size: int) -> int:
 
 def _crc(path: Path, chunk: int) -> int:
     value, left = 0, CHUNK_BYTES
+    buffer = memoryview(bytearray(READ_BYTES))
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(chunk * CHUNK_BYTES)
-            while left and (data := file.read(min(left, 1 << 20))):
-                value = zlib.crc32(data, value)
-                left -= len(data)
+            while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
+                value = zlib.crc32(buffer[:count], value)
+                left -= count
     except OSError as error:
         raise os_failure("read", path, error) from error
     return value
@@ -415,11 +445,6 @@ def _crc(path: Path, chunk: int) -> int:
 def _copied(array: Any) -> np.ndarray:
     host = to_host(array)
     return host.copy() if host is array else host
-
-
-def _sync_all(paths: Sequence[Path]) -> None:
-    for path in paths:
-        sync_file(path)
 
 
 def _create_files(directory: Path, stem: str, shards: Shards) -> None:

@@ -56,6 +56,7 @@ class RunCheckpoints:
         self.root = checkpoint_root(config)
         self.slowest_seconds = 0.0  # from the beginning of a save until it was published
         self._background: BackgroundSave | None = None
+        self._last: Save | None = None
         self._saved_step = 0
 
     def is_due(self, step: int) -> bool:
@@ -80,6 +81,7 @@ class RunCheckpoints:
             self._background = BackgroundSave(save)
         else:
             save.run()
+            self._last = save
             self._took(time.perf_counter() - started)
         self._saved_step = step
         return time.perf_counter() - started
@@ -88,11 +90,13 @@ class RunCheckpoints:
         """Move a save in the background on; call it at every step's boundary. A collective while one is under way."""
         if self._background is not None and self._background.advance(wait=wait):
             self._took(self._background.seconds)
-            self._background = None
+            self._last, self._background = self._background.save, None
 
     def finish(self) -> None:
-        """Wait for a save in the background. A collective while one is under way."""
+        """Wait for a save in the background, and until old ones are gone. A collective while one is under way."""
         self.advance(wait=True)
+        if self._last is not None:
+            self._last.wait_for_removal()
 
     def resume(self, wish: str, model: CausalLM, optimizer: AdamW) -> int:
         """Load the checkpoint that `wish` names ("auto": the newest whole one); its step, 0 when "auto" finds none."""
