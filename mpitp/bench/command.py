@@ -1,4 +1,4 @@
-"""The verb `mpitp bench`: train, decode, allreduce."""
+"""The verb `mpitp bench`: train, decode, allreduce, save."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _EPILOG = """\
 examples:
   mpitp bench train                                    the step of a small GPT-2 against its matrix products
   mpitp bench train --invariant                        and what the invariant mode costs
+  mpitp launch -n 2 -- bench train --against torch --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench train --model llama --kv-heads 2
   mpitp bench decode --model models/smollm2-135m --batch 8
   mpitp launch -n 2 -- bench allreduce
+  mpitp launch -n 2 -- bench save --dir /scratch
 
 `mpitp bench train --help` etc. tell the options of each."""
 
@@ -34,6 +36,12 @@ too. Without --model DIR a random model of the sizes given; they default to thos
 
 _ALLREDUCE = """Time the group's all-reduce of float32 at sizes from 1 KiB up, each size a few hundred times."""
 
+_SAVE = """\
+Time a checkpoint (weights and both moments of a random Llama-type model) and in turn with it plain sequential writes of
+as many bytes to the same disk; and how long a step stands still for a save in the background, against a copy of the
+state alone. Needs room for three copies of the state in --dir, and memory for two."""
+
+_SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
 
@@ -41,7 +49,7 @@ _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp bench`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce")
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce|save")
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=line, description=description, formatter_class=parser.formatter_class)
@@ -62,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--invariant", action="store_true", help="also time the invariant mode, in turn with the plain one"
     )
     train.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
+    train.add_argument(
+        "--against", choices=("torch",), help="also PyTorch's tensor parallelism over gloo, in turn with ours"
+    )
+    train.add_argument("--peer-python", metavar="PYTHON", help="the Python that has torch (with --against)")
 
     add_clock(train)
 
@@ -80,15 +92,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="the largest size; default 67108864"
     )
 
+    save = add("save", "a checkpoint against plain writes to the same disk", _SAVE)
+    add_size_arguments(save, _SAVE_SIZES)
+    save.add_argument("--dir", default=".", help="where to write (a folder of its own is made and removed); default .")
+    save.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+
 
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
-    from mpitp.bench import allreduce, decode, train
+    from mpitp.bench import allreduce, decode, save, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.comm.world import world_group
 
-    program = {"train": train, "decode": decode, "allreduce": allreduce}[args.what]
+    program = {"train": train, "decode": decode, "allreduce": allreduce, "save": save}[args.what]
     group = world_group()
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
@@ -114,9 +131,15 @@ def _check(args: argparse.Namespace) -> None:
         if args.max_bytes < 1024:
             raise UsageError(f"--max-bytes must be at least 1024, got {args.max_bytes}")
         return
-    positive(args, "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab", "batch")
+    positive(args, "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab")
+    if args.what == "save":
+        positive(args, "rounds")
+        return
+    positive(args, "batch")
     if args.what == "train":
         positive(args, "seq", "steps", "invariant-blocks")
+        if args.against and (not args.peer_python or args.clock != "wall" or args.dtype != "float32"):
+            raise UsageError("--against needs --peer-python PYTHON, float32 and the wall clock")
         return
     positive(args, "prompt", "rounds")
     if args.tokens < 2:

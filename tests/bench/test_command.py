@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpitp.backend.threads import limit_blas_threads
-from mpitp.bench import allreduce, command, decode, train
+from mpitp.bench import allreduce, command, decode, save, train
 from mpitp.bench.machine import warnings_of
 from mpitp.bench.products import attention_products, linear_products
 from mpitp.bench.random_model import random_model
@@ -134,3 +135,18 @@ def test_warnings() -> None:
     assert "share 1 cores" in warnings_of({**quiet, "cores": 1})[0]
     assert "OMP_NUM_THREADS=2" in warnings_of({**quiet, "blas_threads": 4})[0]
     assert "2 threads" in warnings_of({**quiet, "blas_threads": 2})[0]
+
+
+def test_save_tells_ratios_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json_of(["save", *SIZES, "--rounds", "2", "--dir", str(tmp_path)], capsys)
+    assert set(facts["seconds"]) == {save.PLAIN, save.SAVE, save.COPY, save.STALL}
+    assert facts["checkpoint_to_plain"]["median"] > 0 and facts["standstill_to_copy"]["least"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_save_counts_the_state_once_on_several_ranks(ranks: int, tmp_path: Path) -> None:
+    args = parsed("save", *SIZES, "--rounds", "1", "--dir", str(tmp_path))
+    found = [facts["state_bytes"] for facts in run_threads(ranks, lambda group: save.measure(args, group))]
+    assert found == [save.measure(args, SerialGroup())["state_bytes"]] * ranks
+    assert save.report(save.measure(args, SerialGroup()))[-2].startswith("checkpoint / plain writes")
