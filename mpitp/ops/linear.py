@@ -22,6 +22,7 @@ from mpitp.backend.arrays import array_module
 Array = Any
 
 
+SMALL_PRODUCT = 10**6  # t n k up to which OpenBLAS multiplies without packing
 FEW_ROWS = 64  # up to here w @ x.T is faster than x @ w.T on a CPU (OpenBLAS, measured: 1.1 to 3 times)
 
 
@@ -34,10 +35,19 @@ def linear_forward(x: Array, w: Array, bias: Array | None = None, out: Array | N
     else:
         # few rows are bound by reading w: once, in order. One row is a matrix-vector product
         y = np.empty((rows, w.shape[0]), dtype=x.dtype) if out is None else out
-        y.T[...] = _product(w, x.T)
+        columns = np.ascontiguousarray(x.T)
+        for block in _few_rows_blocks(rows, w):
+            y.T[block] = _product(w[block], columns)
     if bias is not None:
         y += bias
     return y
+
+
+def _few_rows_blocks(rows: int, w: Array) -> list[slice]:
+    """Rows of w for products small enough for OpenBLAS to compute without packing w (it packs for reuse: none here)."""
+    n, k = w.shape
+    step = max(1, n if rows == 1 else SMALL_PRODUCT // (rows * max(k, 1)))
+    return [slice(i, i + step) for i in range(0, n, step)]
 
 
 def linear_input_grad(dy: Array, w: Array, out: Array | None = None) -> Array:

@@ -40,6 +40,9 @@ def paired_blocks(xp: Any, *arrays: Array, scratch: int = 0, dtype: Any = None) 
     first = arrays[0]
     dtype = np.dtype(dtype or first.dtype)
     rows, row_bytes = first.shape[0], math.prod(first.shape[1:]) * dtype.itemsize
+    if rows * row_bytes <= BLOCK_BYTES or xp is not np:  # one block: the arrays themselves
+        yield (*arrays, *(xp.empty(first.shape, dtype=dtype) for _ in range(scratch)))
+        return
     step = block_rows(xp, rows, row_bytes)
     spare = [xp.empty((step, *first.shape[1:]), dtype=dtype) for _ in range(scratch)]
     for block in row_blocks(xp, rows, row_bytes):
