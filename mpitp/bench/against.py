@@ -1,0 +1,136 @@
+"""Runs a peer (PyTorch in a Python of its own) in turn with ours, on as many ranks and cores.
+
+Rank 0 starts one peer process a rank and tells them, step by step, to run. While they do, our other ranks sleep,
+looking for a file every few milliseconds: ranks that spin in a barrier would take the peer's cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpitp.bench.timing import Samples, Task
+from mpitp.comm.group import Group
+from mpitp.errors import LaunchError
+
+FORMS = ("functions", "dtensor")
+PROGRAM = Path(__file__).parent / "peers" / "torch_train.py"
+PATIENCE_SECONDS = 0.003
+
+
+class Peer:
+    """The processes of one form of the peer."""
+
+    def __init__(self, python: str, settings: Mapping[str, Any], ranks: int) -> None:
+        port = _free_port()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):
+            environment.pop(name, None)
+        self._processes = []
+        for rank in range(ranks):
+            words = [python, str(PROGRAM), json.dumps({**settings, "rank": rank, "ranks": ranks, "port": port})]
+            self._processes.append(
+                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            )
+        self.version = str(self._answer()["ready"])
+
+    def step(self) -> float:
+        """Seconds of one step of all the peer's ranks, as its rank 0 measured them."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("step\n")
+            process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def end(self) -> None:
+        """Let the processes end."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in self._processes:
+            process.wait(timeout=60)
+
+    def _answer(self) -> dict[str, Any]:
+        stdout = self._processes[0].stdout
+        assert stdout is not None
+        while line := stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise LaunchError(
+            "the peer ended early; its message is above. It needs torch: name its Python by --peer-python"
+        )
+
+
+@contextlib.contextmanager
+def torch_tasks(python: str, settings: Mapping[str, Any], group: Group) -> Iterator[tuple[dict[str, Task], str]]:
+    """Tasks "torch, FORM" that run one step of the peer each, and the peer's version."""
+    forms = FORMS if group.size > 1 else FORMS[:1]  # on one rank they are one and the same
+    with contextlib.ExitStack() as stack:
+        peers: dict[str, Peer] = {}
+        folder = group.broadcast_object(stack.enter_context(tempfile.TemporaryDirectory()) if group.rank == 0 else None)
+        if group.rank == 0:
+            for form in forms:
+                peers[form] = Peer(python, {**settings, "form": form}, group.size)
+                stack.callback(peers[form].end)
+        version = group.broadcast_object(next(iter(peers.values())).version if peers else None)
+        turns = itertools.count()
+        yield {f"torch, {form}": _task(form, peers, group, Path(folder), turns) for form in forms}, version
+
+
+def _task(form: str, peers: Mapping[str, Peer], group: Group, folder: Path, turns: Iterator[int]) -> Task:
+    def task() -> float:
+        mark = folder / f"turn-{next(turns)}"
+        if group.rank == 0:
+            seconds = peers[form].step()
+            mark.touch()
+            return seconds
+        while not mark.exists():
+            time.sleep(PATIENCE_SECONDS)
+        return 0.0
+
+    return task
+
+
+def comparison(samples: Samples, tokens: int, version: str) -> dict[str, Any]:
+    """Tokens per second of each form, and how many times its speed ours is."""
+    rows = {}
+    for name in samples.seconds:
+        if name.startswith("torch, "):
+            least, median = samples.ratio(name, "step")
+            rows[name.removeprefix("torch, ")] = {
+                "tokens_per_second": {"best": tokens / samples.least(name), "median": tokens / samples.median(name)},
+                "ours_is_times": {"least": least, "median": median},
+            }
+    return {"torch": version, "forms": rows}
+
+
+def comparison_lines(facts: Mapping[str, Any]) -> Sequence[str]:
+    """For the report."""
+    found = facts.get("against")
+    if not found:
+        return []
+    lines = ["", f"PyTorch {found['torch']}, the same model, batch, ranks and one thread a rank, in turn with ours:"]
+    for form, row in found["forms"].items():
+        speed, times = row["tokens_per_second"], row["ours_is_times"]
+        lines.append(
+            f"  {form:12}{speed['best']:10.0f} tokens/s (median {speed['median']:.0f}); ours is {times['least']:.2f} "
+            f"times as fast (least by least), {times['median']:.2f} (median of paired ratios)"
+        )
+    return lines
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
