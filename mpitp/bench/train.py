@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from mpitp.bench.against import comparison, comparison_lines, torch_tasks
 from mpitp.bench.machine import machine_facts
 from mpitp.bench.products import Product, attention_products, linear_products, run_products
 from mpitp.bench.profile import COMMUNICATION, Stopwatch, watch_functions, watch_group
 from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of, describe
-from mpitp.bench.timing import CLOCKS, Clock, Samples, clocked, say_progress, take_turns
+from mpitp.bench.timing import CLOCKS, Clock, Samples, Task, clocked, say_progress, take_turns
 from mpitp.bench.traffic import step_traffic
 from mpitp.comm.group import Group
+from mpitp.errors import UsageError
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
@@ -49,7 +52,8 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     if blocks:
         invariant_model = random_model(config, group, args.dtype, blocks)
         tasks["invariant step"] = clocked(step_of(invariant_model, batch), clock)
-    samples = take_turns(tasks, args.steps, group, "bench train")
+    with _peer_tasks(args, config, group) as (peer_tasks, version):
+        samples = take_turns({**tasks, **peer_tasks}, args.steps, group, "bench train")
     return {
         "machine": machine_facts(group),
         "model": describe(config, num_params(model)),
@@ -62,7 +66,41 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "profile": _profile(step, group, clock),
         "communication": _communication(step, config, batch, model),
         **({"invariant": _invariant(samples, blocks)} if blocks else {}),
+        **({"against": comparison(samples, len(batch.tokens), version)} if version else {}),
     }
+
+
+@contextlib.contextmanager
+def _peer_tasks(args: argparse.Namespace, config: DecoderConfig, group: Group) -> Iterator[tuple[dict[str, Task], str]]:
+    """The peer's tasks and version; none when there is nothing to measure against."""
+    if args.against is None:
+        yield {}, ""
+        return
+    cut = {
+        "heads": config.heads,
+        "KV heads": config.kv_heads,
+        "FFN": config.ffn_hidden,
+        "vocabulary": config.vocab_size,
+    }
+    uneven = [f"{name} {size}" for name, size in cut.items() if size % group.size]
+    if uneven:
+        raise UsageError(
+            f"PyTorch's tensor parallelism needs sizes that {group.size} ranks divide; not {', '.join(uneven)}"
+        )
+    settings = {
+        "model": config.model_type,
+        "layers": config.num_layers,
+        "hidden": config.hidden_size,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "ffn": config.ffn_hidden,
+        "vocab": config.vocab_size,
+        "batch": args.batch,
+        "seq": args.seq,
+    }
+    with torch_tasks(args.peer_python, settings, group) as tasks_and_version:
+        yield tasks_and_version
 
 
 def random_batch(config: DecoderConfig, sequences: int, length: int) -> Batch:
@@ -177,6 +215,7 @@ def report(facts: dict[str, Any]) -> list[str]:
         "",
         f"GEMM rate: {facts['square_gflops']:.1f} GFLOP/s in a {SQUARE}^3 product; "
         f"{facts['floor_gflops']:.1f} GFLOP/s in the floor's {facts['floor_flops'] / 1e9:.1f} GFLOP",
+        *comparison_lines(facts),
         *_invariant_lines(facts),
         *_profile_lines(facts["profile"]),
         *_communication_lines(facts),
