@@ -2,7 +2,7 @@
 
 Importing this package starts nothing: no MPI, no GPU, no global setting. The usual way in is
 
-    from mpitp.models import load_model
+    from mpitp.checkpoint import load_model
     from mpitp.comm import world_group
 
 and the README's "From Python" section goes on from there.
