@@ -1,19 +1,20 @@
 """`mpitp bench save`: a checkpoint against writing as many bytes into one file, and the cost of one in the background.
 
 Weights and both moments are saved as a training run saves them: slices into global tensors, checksums, manifest, one
-rename, the checkpoint before removed. In turn with that, the first rank writes as many bytes sequentially into a plain
-file and waits until they are on the disk. A step of a run that saves in the background stands still while the state is
-copied, so a copy alone is timed too.
+rename, the checkpoint before removed. In turn with that, the first rank writes as many bytes of its arrays one after
+the other into a plain file and waits until they are on the disk. A step of a run that saves in the background stands
+still while the state is copied, so a copy alone is timed too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def _tasks(contents: Contents, num_bytes: int, root: Path, group: Group) -> dict
         seconds = time.perf_counter() - started
         while True:  # as at the boundaries of steps that take a twentieth of a second
             time.sleep(0.05)
+            group.barrier()  # a rank that comes late to a step's end isn't the save's doing
             started = time.perf_counter()
             is_done = under_way.advance()
             seconds += time.perf_counter() - started
@@ -96,21 +98,32 @@ def _tasks(contents: Contents, num_bytes: int, root: Path, group: Group) -> dict
                 under_way.save.wait_for_removal()
                 return seconds
 
+    own = [param.data for _, param in contents.model.named_params()]
+    own += [array for arrays in contents.moments.values() for array in arrays.values()]
+
     def plain() -> float:
-        return write_plainly(root / "plain", num_bytes) if group.rank == 0 else 0.0
+        return write_plainly(root / "plain", own, num_bytes) if group.rank == 0 else 0.0
 
     return {PLAIN: plain, SAVE: save, COPY: copy, STALL: stall}
 
 
-def write_plainly(path: Path, num_bytes: int) -> float:
-    """Seconds to write a new file in order and bring it to the disk; an old one is removed before the clock starts."""
-    block = np.random.default_rng(1).bytes(BLOCK_BYTES)
+def write_plainly(path: Path, arrays: Sequence[Any], num_bytes: int) -> float:
+    """Seconds to write `num_bytes` of the arrays, over again if need be, in order into a new file and to the disk.
+
+    An old file is removed before the clock starts.
+    """
+    left = num_bytes
     try:
         path.unlink(missing_ok=True)
         started = time.perf_counter()
         with open(path, "wb", buffering=0) as file:
-            for start in range(0, num_bytes, BLOCK_BYTES):
-                file.write(block[: num_bytes - start])
+            for array in itertools.cycle(arrays):
+                view = memoryview(array).cast("B")[:left]
+                left -= len(view)
+                while view:
+                    view = view[file.write(view[:BLOCK_BYTES]) :]
+                if not left:
+                    break
             os.fsync(file.fileno())
         return time.perf_counter() - started
     except OSError as error:

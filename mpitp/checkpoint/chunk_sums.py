@@ -50,6 +50,16 @@ class ChunkSums:
                 self._under_way.append((offset + count, self._pool.submit(_raw, data[:count])))
             data, offset = data[count:], offset + count
 
+    def add_rows(self, offset: int, stride_bytes: int, data: memoryview, row_bytes: int) -> None:
+        """Rows of `row_bytes` that lie `stride_bytes` apart from `offset` on."""
+        starts = range(0, len(data), row_bytes)
+        ends = range(offset + row_bytes, offset + row_bytes + stride_bytes * len(starts), stride_bytes)
+        if offset // self.chunk_bytes == (ends[-1] - 1) // self.chunk_bytes:
+            self._pieces += zip(ends, [_raw(data[start : start + row_bytes]) for start in starts], strict=True)
+            return
+        for start, end in zip(starts, ends, strict=True):
+            self.add(end - row_bytes, data[start : start + row_bytes])
+
     def sums(self) -> Sums:
         """This rank's share of every chunk that it has pieces of."""
         self._pieces += [(end, future.result()) for end, future in self._under_way]

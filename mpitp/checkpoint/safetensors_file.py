@@ -199,8 +199,7 @@ class SafetensorsWriter:
             if row_bytes == stride_bytes:
                 self._put(band, offset + first * row_bytes)
             else:
-                for row in range(last - first):
-                    self._put(band[row], offset + (first + row) * stride_bytes)
+                self._put_rows(band, offset + first * stride_bytes, stride_bytes)
 
     def _rounded(self, name: str, array: np.ndarray, stored: np.dtype) -> np.ndarray:
         try:
@@ -217,6 +216,26 @@ class SafetensorsWriter:
         view = array.reshape(-1).view(np.uint8).data
         if self.sums is not None:
             self.sums.add(offset, view)
+        self._write_all(view, offset)
+
+    def _put_rows(self, rows: np.ndarray, offset: int, stride_bytes: int) -> None:
+        """Rows of a contiguous array to places `stride_bytes` apart: columns of a tensor, many and short."""
+        if rows.size == 0:
+            return
+        view, row_bytes = rows.reshape(-1).view(np.uint8).data, rows[0].nbytes
+        if self.sums is not None:
+            self.sums.add_rows(offset, stride_bytes, view, row_bytes)
+        try:
+            for start in range(0, len(view), row_bytes):
+                row = view[start : start + row_bytes]
+                count = os.pwrite(self._descriptor, row, offset)
+                if count < row_bytes:
+                    self._write_all(row[count:], offset + count)
+                offset += stride_bytes
+        except OSError as error:
+            raise os_failure("write", self.path, error) from error
+
+    def _write_all(self, view: memoryview, offset: int) -> None:
         while len(view):
             try:
                 count = os.pwrite(self._descriptor, view, offset)

@@ -212,7 +212,9 @@ class Save:
             def close(writer: SafetensorsWriter) -> None:
                 closing.append(pool.submit(writer.close))
 
-            for sub, stem, arrays in self.contents.sets():
+            sets = self.contents.sets()
+            first = self.group.rank % len(sets)  # ranks that write to one file at a time wait for one another
+            for sub, stem, arrays in sets[first:] + sets[:first]:
                 gathering = {name: sums[f"{sub}/{name}" if sub else name] for name in self.plans[sub, stem]}
                 write_owned(arrays, self._staging / sub, self.plans[sub, stem], gathering, close)
             for done in closing:
@@ -258,8 +260,8 @@ class BackgroundSave:
         while True:
             if wait:
                 self._thread.join()
-            is_done = not self._thread.is_alive()
-            if not all(self.save.group.all_gather_objects(is_done)):
+            is_done = np.array([not self._thread.is_alive()], np.int32)
+            if not self.save.group.all_reduce(is_done, op="min")[0]:
                 return False
             try:
                 raise_together(self.save.group, self._error)

@@ -32,11 +32,15 @@ def test_pieces_in_any_hands_and_order(chunk: int, ranks: int, monkeypatch: pyte
     assert found == [zlib.crc32(data[start : start + chunk]) for start in range(0, len(data), chunk)]
 
 
-def test_rows_of_a_matrix_cut_by_columns() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_rows_of_a_matrix_cut_by_columns(at_once: bool) -> None:
     matrix = np.frombuffer(DATA[:96_000], np.uint8).reshape(100, 960)
     hands = [ChunkSums(matrix.size, 10_000) for _ in range(3)]
     for hand, columns in zip(hands, (slice(0, 320), slice(320, 321), slice(321, 960)), strict=True):
-        for row in range(100):
+        for first in range(0, 100, 4) if at_once else ():
+            rows = np.ascontiguousarray(matrix[first : first + 4, columns])
+            hand.add_rows(first * 960 + columns.start, 960, rows.reshape(-1).data, rows.shape[1])
+        for row in () if at_once else range(100):
             hand.add(row * 960 + columns.start, memoryview(matrix[row, columns].copy()))
     assert join([hand.sums() for hand in hands], matrix.size, 10_000) == [
         zlib.crc32(DATA[start : min(start + 10_000, 96_000)]) for start in range(0, 96_000, 10_000)
