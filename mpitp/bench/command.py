@@ -34,7 +34,10 @@ Time generation (greedy, through the product's own loop) and in turn with it the
 weights: a token of one text needs every weight once, so reading them is its bound. With --batch N, N texts together
 too. Without --model DIR a random model of the sizes given; they default to those of SmolLM2-135M."""
 
-_ALLREDUCE = """Time the group's all-reduce of float32 at sizes from 1 KiB up, each size a few hundred times."""
+_ALLREDUCE = """\
+Time an all-reduce of float32 (or a reduce-scatter, or an all-gather) at sizes from 1 KiB up, the ways to do it in turn:
+the MPI library's, the shared-memory window with the operand produced there, the window with an operand that is copied
+in, and over nodes the hierarchical one. --ranks-per-node cuts the ranks of one machine into simulated nodes."""
 
 _SAVE = """\
 Time a checkpoint (weights and both moments of a random Llama-type model) and in turn with it plain sequential writes of
@@ -91,6 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allreduce.add_argument(
         "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="the largest size; default 67108864"
     )
+    allreduce.add_argument(
+        "--collective", choices=("all-reduce", "reduce-scatter", "all-gather"), default="all-reduce", help="which one"
+    )
+    allreduce.add_argument("--ranks-per-node", type=int, metavar="N", help="also over simulated nodes of N ranks")
 
     save = add("save", "a checkpoint against plain writes to the same disk", _SAVE)
     add_size_arguments(save, _SAVE_SIZES)

@@ -11,26 +11,29 @@ r"""Sums through the shared memory of a node, everything else through the librar
 Two ranks read both operands. More ranks sum a slice each into the window and then read the whole
 (`SLICED_FROM_BYTES`). Over several nodes each rank exchanges the slice that it has summed with its peers on the other
 nodes in between. No rank copies its operand when it was produced in the window, and nothing has to make progress behind
-the scenes: between `start` and `wait` the memory simply lies there.
+the scenes: between `start` and `wait` the memory simply lies there. A reduce-scatter is the same without the copying of
+the whole: each rank sums its own part of the windows. `node_gather.py` has the all-gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from mpitp.backend.threads import affinity_cores
 from mpitp.comm.group import Array, Group, Pending
-from mpitp.comm.reductions import check_op, reduction, stretches
+from mpitp.comm.node_gather import NodeGather
+from mpitp.comm.reductions import check_op, cut, reduction, stretches
 from mpitp.comm.shared_memory import SharedMemory, map_shared
 
 READY, SUMMED, DONE = 0, 1, 2  # the counters
 SLOTS = 3
 FIRST_SLOT_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26  # larger operands go through the library
-SMALLEST_BYTES = 1 << 12  # smaller ones too: there the library's latency is the lower one
+SMALLEST_BYTES = 1 << 13  # smaller ones too: there the library's latency is the lower one
 SLICED_FROM_BYTES = 1 << 16
 CACHED_ELEMENTS = 1 << 15
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -61,11 +64,12 @@ class NodeGroup(Group):
         self._count = 0  # sums started in this memory
         self._pending: dict[int, Pending] = {}
         self._lent: int | None = None  # number of the sum whose slot was given out by `empty`
+        self._gather = NodeGather(self._map, inner.all_gather, largest_bytes)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, xp: Any = np) -> Array:
         """An array in the window, when it can be the operand of the next sum; else in ordinary memory."""
         dtype = np.dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = prod(shape)
         memory = self._memory_for(size * dtype.itemsize, dtype) if xp is np and self._lent is None else None
         if memory is None:
             return xp.empty(shape, dtype)
@@ -74,30 +78,75 @@ class NodeGroup(Group):
         return memory.operand(self.node.rank, self._lent % SLOTS, size, dtype).reshape(shape)
 
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
+        if x.nbytes < self._bounds[0]:  # the library's blocking call is the quickest
+            return self.inner.all_reduce(x, op, out)
         return self.start_all_reduce(x, op, out).wait()
 
     def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
         memory = self._memory_for(x.nbytes, x.dtype) if isinstance(x, np.ndarray) else None
         if memory is None:
+            if x.nbytes < self._bounds[0]:  # nothing to hide
+                return Pending.done(self.inner.all_reduce(x, op, out))
             return self.inner.start_all_reduce(x, op, out)
         check_op(op)
+        number, in_window = self._lay(memory, x)
+        target = np.empty(x.shape, x.dtype) if out is None or (out is x and in_window) else out
+        return self._ending(memory, number, lambda: self._sum_all(memory, number, op, target))
+
+    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        return self.start_reduce_scatter(x, sizes, dim).wait()
+
+    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+        fits = isinstance(x, np.ndarray) and self.across is None and len(sizes) == self.size
+        memory = self._memory_for(x.nbytes, x.dtype) if fits else None
+        if memory is None:
+            return self.inner.start_reduce_scatter(x, sizes, dim)
+        cut(x, sizes, dim)  # raises when they don't add up
+        number, _ = self._lay(memory, x)
+        shape, dtype = x.shape, x.dtype
+        return self._ending(memory, number, lambda: self._sum_part(memory, number, shape, dtype, sizes, dim))
+
+    def _lay(self, memory: SharedMemory, x: Array) -> tuple[int, bool]:
+        """x in the window for all to see, as operand of the next sum: its number, and whether x lay there already."""
         self._count += 1
         number, self._lent = self._count, None
         self._wait_for_slot(memory, number)
         operand = memory.operand(self.node.rank, number % SLOTS, x.size, x.dtype)
-        in_window = operand.size and operand.ctypes.data == x.ctypes.data
+        in_window = bool(operand.size) and operand.ctypes.data == x.ctypes.data
         if not in_window:
             operand.reshape(x.shape)[...] = x
         memory.tell(READY, number)
-        target = np.empty(x.shape, x.dtype) if out is None or (out is x and in_window) else out
-        pending = Pending(lambda: self._finish(memory, number, op, target))
-        self._pending[number] = pending
-        return pending
+        return number, in_window
 
-    def _finish(self, memory: SharedMemory, number: int, op: str, out: Array) -> Array:
-        """Sum all operands into `out`, in rank order. Sums that were started earlier end first."""
-        self._finish_before(number)
-        memory.wait(READY, number)
+    def _ending(self, memory: SharedMemory, number: int, add: Callable[[], Array]) -> Pending:
+        """The sum `number`: `add` makes it when all operands are there. Sums that were started earlier end first."""
+
+        def finish() -> Array:
+            self._finish_before(number)
+            memory.wait(READY, number)
+            result = add()
+            del self._pending[number]
+            memory.tell(DONE, number)
+            return result
+
+        self._pending[number] = Pending(finish)
+        return self._pending[number]
+
+    def _sum_part(
+        self, memory: SharedMemory, number: int, shape: tuple[int, ...], dtype: Any, sizes: Sequence[int], dim: int
+    ) -> Array:
+        """This rank's part of the sum of all operands, in rank order; a new array."""
+        wholes = [memory.operand(rank, number % SLOTS, prod(shape), dtype) for rank in range(self.size)]
+        parts = [cut(whole.reshape(shape), sizes, dim)[self.rank] for whole in wholes]
+        out = np.empty(parts[0].shape, dtype)
+        if parts[0].flags.c_contiguous:
+            _sum([part.reshape(-1) for part in parts], out.reshape(-1), np.add)
+        else:
+            _sum(parts, out, np.add)
+        return out
+
+    def _sum_all(self, memory: SharedMemory, number: int, op: str, out: Array) -> Array:
+        """Sum all operands into `out`, in rank order."""
         flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
         operands = [memory.operand(rank, number % SLOTS, flat.size, flat.dtype) for rank in range(self.node.size)]
         if self.across is None and (self.node.size == 2 or flat.nbytes < SLICED_FROM_BYTES):
@@ -106,8 +155,6 @@ class NodeGroup(Group):
             self._sum_sliced(memory, number, operands, flat, op)
         if not out.flags.c_contiguous:
             out[...] = flat.reshape(out.shape)
-        del self._pending[number]
-        memory.tell(DONE, number)
         return out
 
     def _finish_before(self, number: int) -> None:
@@ -145,26 +192,31 @@ class NodeGroup(Group):
     def _enlarge(self, nbytes: int) -> None:
         """A larger window in place of this one. A collective; sums that are under way are ended first."""
         self._finish_before(self._count + 1)
+        self._memory = self._map(nbytes)
+        self._failed = self._memory is None
+        self._count = 0
+        self._lent = None
+
+    def _map(self, nbytes: int) -> SharedMemory | None:
+        """A window with slots of at least `nbytes`, or None on every rank of all nodes. A collective."""
         slot_bytes = FIRST_SLOT_BYTES
         while slot_bytes < nbytes:
             slot_bytes *= 2
-        self._memory = map_shared(self.node, SLOTS, slot_bytes, spin=self._spin)
-        self._failed = not all(self.inner.all_gather_objects(self._memory is not None))
-        if self._failed:
-            self._memory = None
-        self._count = 0
-        self._lent = None
+        memory = map_shared(self.node, SLOTS, slot_bytes, spin=self._spin)
+        return memory if all(self.inner.all_gather_objects(memory is not None)) else None
+
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        return self.start_all_gather(x, dim).wait()
+
+    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
+        if not isinstance(x, np.ndarray) or self.across is not None:
+            return self.inner.start_all_gather(x, dim)
+        return self._gather.start(x, dim)
 
     # Everything else goes through the library.
 
     def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
         return self.inner.all_reduce_in_order(partials, like)
-
-    def all_gather(self, x: Array, dim: int = 0) -> Array:
-        return self.inner.all_gather(x, dim)
-
-    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
-        return self.inner.reduce_scatter(x, sizes, dim)
 
     def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
         return self.inner.all_to_all(blocks)
@@ -190,16 +242,10 @@ class NodeGroup(Group):
     def split(self, color: int, key: int) -> Group:
         return self.inner.split(color, key)
 
-    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
-        return self.inner.start_all_gather(x, dim)
-
-    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
-        return self.inner.start_reduce_scatter(x, sizes, dim)
-
 
 def _sum(operands: Sequence[Array], out: Array, add: Any) -> None:
     """The operands from left to right, in stretches that stay in the cache."""
-    for stretch in stretches(out.size, CACHED_ELEMENTS if len(operands) > 2 else max(out.size, 1)):
+    for stretch in stretches(len(out), CACHED_ELEMENTS if len(operands) > 2 else max(len(out), 1)):
         if len(operands) == 1:
             out[stretch] = operands[0][stretch]
             continue

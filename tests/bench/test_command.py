@@ -71,6 +71,22 @@ def test_allreduce_tells_each_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["bytes"] for row in facts["sizes"]] == [1024, 4096]
 
 
+@pytest.mark.parametrize("collective", ["all-reduce", "reduce-scatter", "all-gather"])
+def test_collectives_over_simulated_nodes(collective: str) -> None:
+    words = ["allreduce", "--max-bytes", "1024", "--collective", collective, "--ranks-per-node", "2"]
+    facts, *others = run_threads(4, lambda group: allreduce.measure(parsed(*words), group))
+    assert facts["ways"] == [allreduce.ONE_KIND, allreduce.HIERARCHICAL]
+    assert set(facts["sizes"][0]["ways"]) == set(facts["ways"])
+    assert all(other["sizes"] == facts["sizes"] for other in others)
+
+
+@pytest.mark.parametrize("per_node", ["1", "3", "4"])
+def test_ranks_that_make_no_nodes_are_refused(per_node: str) -> None:
+    with pytest.raises(UsageError, match="--ranks-per-node must be at least 2 and cut 4 ranks"):
+        words = ["allreduce", "--max-bytes", "1024", "--ranks-per-node", per_node]
+        run_threads(4, lambda group: allreduce.measure(parsed(*words), group))
+
+
 @pytest.mark.parametrize("words", [[*TRAIN, "--model", "llama"], DECODE, ["allreduce", "--max-bytes", "1024"]])
 def test_the_report_is_lines_of_text(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with limit_blas_threads(1):

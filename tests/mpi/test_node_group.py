@@ -104,3 +104,49 @@ def test_nothing_is_left_in_shared_memory() -> None:
 def test_a_rank_alone_needs_no_window() -> None:
     serial = SerialGroup()
     assert place_on_nodes(serial, serial) is serial
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gathers_and_scatters_in_any_order_of_waiting(dim: int) -> None:
+    """More than there are slots, among sums, with ragged sizes."""
+    group, plain = group_of_node(), library()
+    sizes = [(3 * rank + 1) % 5 for rank in range(group.size)]
+    shape, whole = [90, 70], [90, 70]
+    shape[dim], whole[dim] = sizes[group.rank], sum(sizes)
+    piece, x = (np.random.default_rng(group.rank).random(lengths).astype("f4") for lengths in (shape, whole))
+    gathered, scattered, summed = plain.all_gather(piece, dim), plain.reduce_scatter(x, sizes, dim), plain.all_reduce(x)
+    gathers = [group.start_all_gather(k * piece, dim) for k in range(1, 6)]
+    scatters = [group.start_reduce_scatter(k * x, sizes, dim) for k in range(1, 6)]
+    sums = [group.start_all_reduce(k * x) for k in range(1, 6)]
+    for k in (4, 1, 5, 2, 3):
+        np.testing.assert_allclose(sums[k - 1].wait(), k * summed, rtol=1e-6)
+        np.testing.assert_array_equal(gathers[k - 1].wait(), (k * gathered).astype("f4"))
+        np.testing.assert_allclose(scatters[k - 1].wait(), k * scattered, rtol=1e-6)
+
+
+def test_gathers_grow_their_window_while_others_are_under_way() -> None:
+    """Only the last rank knows that its piece is too large for the slots."""
+    group = group_of_node()
+    small = np.full(3, group.rank, np.float32)
+    large = np.full(400_000 if group.rank == group.size - 1 else 2, group.rank, np.float32)
+    pending = [group.start_all_gather(x) for x in (small, large, small, large)]
+    for index, x in ((1, large), (2, small), (0, small), (3, large)):
+        np.testing.assert_array_equal(pending[index].wait(), library().all_gather(x))
+
+
+def test_a_gather_leaves_the_operand_of_the_next_sum_alone() -> None:
+    group = group_of_node()
+    operand = group.empty((5000,), np.float32, np)
+    operand[...] = group.rank
+    group.all_gather(np.full(5000, -1, np.float32))
+    assert (group.all_reduce(operand, out=operand) == sum(range(group.size))).all()
+
+
+def test_large_gathers_use_the_library() -> None:
+    group = NodeGroup(library(), smallest_bytes=0, largest_bytes=4096)
+    x = np.full((300_000, 1), group.rank, np.float64)
+    np.testing.assert_array_equal(group.all_gather(x, 1), library().all_gather(x, 1))
+    np.testing.assert_array_equal(
+        group.reduce_scatter(x, [300_000] + [0] * (group.size - 1)),
+        library().reduce_scatter(x, [300_000] + [0] * (group.size - 1)),
+    )
