@@ -82,7 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the launcher's, so that signals and the exit code are the job's own."""
+    """Replace this process by the launcher's, so that signals and the exit code are the job's own.
+
+    MPICH's doesn't say which rank has died: beside that one this process stays, to say it for a training run.
+    """
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     ranks = number_of_ranks(args.ranks, os.environ)
     if not words:
@@ -96,6 +99,12 @@ def run(args: argparse.Namespace) -> int:
     _note(shlex.join(command))
     if args.dry_run:
         return 0
+    if launcher.kind == "hydra":
+        from mpitp.comm.supervise import run_and_explain, run_directory
+
+        run_dir = run_directory(words)
+        if run_dir is not None:
+            return run_and_explain(command, os.environ, run_dir)
     os.execvpe(command[0], command, {**os.environ, **added})
 
 

@@ -30,8 +30,9 @@ from mpitp.comm.peers import PeerWatch, Process, this_process
 from mpitp.comm.wrapped import Call, WrappedGroup, call_site, place_of
 from mpitp.errors import LaunchError
 
+FOLDER = ".watchdog-"  # what a job's folder of status files begins with, in the run directory
 RING = 16  # collectives of a group that are remembered
-MOST_SECONDS_BETWEEN_STATUSES = 5.0
+FIRST_SECONDS_BETWEEN_STATUSES, MOST_SECONDS_BETWEEN_STATUSES = 0.1, 5.0
 
 
 @dataclass(slots=True)
@@ -138,7 +139,8 @@ class Watchdog:
             self.directory.rmdir()  # the last rank to leave succeeds
 
     def _run(self) -> None:
-        while not self._stop.wait(min(self.limit / 8, MOST_SECONDS_BETWEEN_STATUSES)):
+        pause = FIRST_SECONDS_BETWEEN_STATUSES  # short at first: a run that dies young leaves a trace too
+        while not self._stop.wait(pause := min(self.limit / 8, 1.5 * pause, MOST_SECONDS_BETWEEN_STATUSES)):
             self._write()
             entry = self._newest
             if entry is None or entry.ended or time.time() - entry.started < self.limit:

@@ -16,7 +16,7 @@ from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.comm.checked import CheckedGroup
 from mpitp.comm.group import Group
 from mpitp.comm.peers import this_process
-from mpitp.comm.watchdog import Watchdog
+from mpitp.comm.watchdog import FOLDER, Watchdog
 from mpitp.config import RunConfig, duration_seconds
 from mpitp.errors import FileError, Preempted
 from mpitp.files import discard, discard_leftovers, os_failure
@@ -40,7 +40,6 @@ from mpitp.train.step import StepResult, TrainStep, evaluate
 from mpitp.train.stop import Deadline, StopSignals, agreed_reason
 
 MODEL = "model"
-WATCHDOG = ".watchdog-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +210,7 @@ def _guarded_group(config: RunConfig, world: Group, stack: contextlib.ExitStack,
     processes = world.all_gather_objects(this_process(world.rank))
     # a folder of this job's own: what an earlier job that was killed has left must not be taken for its ranks
     name = world.broadcast_object(f"{processes[0].host}-{processes[0].pid}-{time.time():.0f}")
-    directory = Path(config.train.run_dir) / f"{WATCHDOG}{name}"
+    directory = Path(config.train.run_dir) / f"{FOLDER}{name}"
     watchdog = stack.enter_context(Watchdog(directory, world.rank, world.size, limit, processes))
     return watchdog.watch(group, "tp")
 
@@ -223,7 +222,7 @@ def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.Exi
         directory.mkdir(parents=True, exist_ok=True)
         stack.enter_context(RunLock(directory))  # before anything of another job's could be removed
         discard_leftovers(directory / MODEL)
-        for leftover in directory.glob(f"{WATCHDOG}*"):
+        for leftover in directory.glob(f"{FOLDER}*"):
             discard(leftover)
         if not _continues(config, resume) and ((directory / METRICS).exists() or checkpoint_root(config).exists()):
             if not config.train.overwrite:

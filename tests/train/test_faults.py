@@ -44,7 +44,7 @@ def test_killed_rank_ends_the_job_and_the_run_goes_on(tmp_path: Path, data: Path
     job = faulty(tmp_path, data, "KILL", rank)
     assert job.code not in (0, 75) and job.seconds < MOST_SECONDS
     said = job.out + job.err
-    if "BAD TERMINATION" in said:  # MPICH kills all ranks at once: its own word must do
+    if "BAD TERMINATION" in said:  # MPICH kills all ranks at once; `mpitp launch` says more, see tests/comm
         assert re.search(rf"PID \d+ RUNNING AT {HOST}", said)
     else:
         assert re.search(rf"rank {rank} on {HOST} \(process \d+\) has died: killed, or out of memory\?", said)

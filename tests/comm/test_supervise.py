@@ -1,0 +1,131 @@
+"""What `launch` adds to a launcher that names only a process: rank, host, collective; signals and codes passed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from mpitp.comm.launch_command import make_of
+from mpitp.comm.supervise import explain, run_directory
+from mpitp.comm.watchdog import Entry, Status
+from tests.comm.test_launch_faults import MOST_SECONDS, MPIEXEC, environment, needs_mpiexec
+from tests.train.run_case import losses, make_data, tables, write_run_file
+
+HOST = socket.gethostname()
+
+
+def leave_statuses(run_dir: Path, written: float) -> None:
+    folder = run_dir / ".watchdog-x-1-1"
+    folder.mkdir(parents=True)
+    for rank in range(3):
+        ring = (Entry(40 + rank, "tp", "barrier []", "a.py:1 in f", written + rank),)
+        status = Status(rank, "n1", 500 + rank, written, "b.py:2 in g", ring)
+        (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
+
+
+def test_explanation_names_rank_host_and_collective(tmp_path: Path) -> None:
+    leave_statuses(tmp_path, time.time())
+    text = explain(tmp_path, 501, "n1", time.time())
+    assert text is not None
+    first, second, third = text.splitlines()
+    assert first == "rank 1 on n1 (process 501) has died: killed, or out of memory?"
+    assert second == "  rank 2 is in number 42 of group tp, barrier [] at a.py:1 in f"
+    assert re.fullmatch(r"  rank 1, .* s ago, had begun number 41 of group tp, barrier \[\] at a.py:1 in f", third)
+
+
+def test_what_is_not_known_is_not_explained(tmp_path: Path) -> None:
+    assert explain(tmp_path, 501, "n1", time.time()) is None
+    leave_statuses(tmp_path, time.time() - 3600)
+    assert explain(tmp_path, 999, "n1", time.time()) is None
+    assert explain(tmp_path, 501, "n1", time.time()) is None  # an hour ago another process had this number
+
+
+def test_run_directory_is_read_from_the_words(tmp_path: Path) -> None:
+    path = str(write_run_file(tmp_path / "run.toml", tables(tmp_path, tmp_path / "run")))
+    assert run_directory(["train", path]) == tmp_path / "run"
+    assert run_directory(["train", "--resume", "auto", "--debug-collectives", path]) == tmp_path / "run"
+    assert run_directory(["train", path, "--set", "train.run_dir=/a", "--set", "train.steps=3"]) == Path("/a")
+    assert run_directory(["train", path, "--set=train.run_dir=/b"]) == Path("/b")
+    for words in ([], ["doctor"], ["train"], ["train", "none.toml"], ["train", path, "--set", "train.seed=x"]):
+        assert run_directory(words) is None
+
+
+def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`mpitp launch` of an endless run on 3 ranks, when it has saved its first checkpoint."""
+    settings = tables(make_data(folder), folder / "run", train_steps=100_000, checkpoint_every=2, train_eval_every=0)
+    path = write_run_file(folder / "run.toml", settings)
+    command = [sys.executable, "-m", "mpitp", "launch", "-n", "3", "--", "train", str(path), *words]
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 60
+    while not list(folder.glob("run/checkpoints/step-*")) and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.05)
+    return process
+
+
+def process_of(run: Path, rank: int) -> int:
+    (path,) = run.glob(f".watchdog-*/rank-{rank}.json")
+    return json.loads(path.read_text())["pid"]
+
+
+@needs_mpiexec
+def test_killed_rank_is_named_whatever_the_launcher(tmp_path: Path) -> None:
+    process = launched(tmp_path)
+    try:
+        victim, started = process_of(tmp_path / "run", 1), time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert time.monotonic() - started < MOST_SECONDS
+    assert process.returncode not in (0, 75)
+    assert f"rank 1 on {HOST} (process {victim}) has died: killed, or out of memory?" in err
+    assert re.search(r"rank \d (is|was last) in number \d+ of group tp, .* at [a-z]+/\w+.py:\d+", err)
+
+
+@needs_mpiexec
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_signals_and_the_exit_code_are_passed_on(tmp_path: Path, name: str) -> None:
+    if name == "SIGTERM" and make_of(str(MPIEXEC)) == "open mpi":
+        name = "SIGUSR1"  # its mpirun gives ranks a quarter of a second after a TERM
+    process = launched(tmp_path)
+    try:
+        process.send_signal(signal.Signals[name])
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75, err
+    assert f"({name} received); the state is saved in" in err and "has died" not in err
+    assert len(losses(tmp_path / "run")) == max(
+        int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*")
+    )
+
+
+@needs_mpiexec
+def test_job_does_not_go_on_without_its_head(tmp_path: Path) -> None:
+    process = launched(tmp_path)
+    pids = [process_of(tmp_path / "run", rank) for rank in range(3)]
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 20
+    while any(_lives(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(_lives(pid) for pid in pids)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
