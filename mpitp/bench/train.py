@@ -12,6 +12,7 @@ import numpy as np
 
 from mpitp.bench.against import comparison, comparison_lines, torch_tasks
 from mpitp.bench.machine import machine_facts
+from mpitp.bench.overlap import measure_overlap, overlap_lines
 from mpitp.bench.products import Product, attention_products, linear_products, run_products
 from mpitp.bench.profile import COMMUNICATION, Stopwatch, watch_functions, watch_group
 from mpitp.bench.random_model import random_model
@@ -28,6 +29,7 @@ from mpitp.train.step import TrainStep
 
 SQUARE = 1024  # side of the product whose rate is called the SGEMM rate
 PROFILED_STEPS = 3
+OVERLAP_ROUNDS = 5
 FLOOR = ("linear products", "attention products")
 REST = "Python, residual sums and the rest"
 
@@ -65,6 +67,7 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         **_times(samples, len(batch.tokens), linears, attention, square),
         "profile": _profile(step, group, clock),
         "communication": _communication(step, config, batch, model),
+        "overlap": measure_overlap(step, group, OVERLAP_ROUNDS),
         **({"invariant": _invariant(samples, blocks)} if blocks else {}),
         **({"against": comparison(samples, len(batch.tokens), version)} if version else {}),
     }
@@ -219,6 +222,7 @@ def report(facts: dict[str, Any]) -> list[str]:
         *_invariant_lines(facts),
         *_profile_lines(facts["profile"]),
         *_communication_lines(facts),
+        *overlap_lines(facts["overlap"]),
     ]
 
 

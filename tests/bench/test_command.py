@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitp.backend.threads import limit_blas_threads
-from mpitp.bench import allreduce, command, decode, save, train
+from mpitp.bench import allreduce, command, decode, overlap, save, train
 from mpitp.bench.machine import warnings_of
 from mpitp.bench.products import attention_products, linear_products
 from mpitp.bench.random_model import random_model
@@ -109,6 +109,22 @@ def test_every_rank_measures_the_same_and_counts_the_closed_form() -> None:
     first, second = run_threads(2, check)
     assert first == second
     assert (first["calls"], first["bytes_a_rank"]) == (first["expected_calls"], first["expected_bytes_a_rank"])
+
+
+def test_overlap_tells_both_kinds_of_sum_on_every_rank() -> None:
+    def check(group: Group) -> tuple[dict[str, Any], bool]:
+        args = parsed(*TRAIN)
+        config = config_of(args, "gpt2", args.seq)
+        model = random_model(config, group, "float32")
+        step = train.step_of(model, train.random_batch(config, args.batch, args.seq))
+        return overlap.measure_overlap(step, group, 2), "start_all_reduce" in vars(group)
+
+    first, second = run_threads(2, check)
+    assert first == second and not first[1]
+    assert set(first[0]) == set(overlap.KINDS)
+    assert sum(row["calls"] for row in first[0].values()) == 4 * 2 + 2 + 2 + 1  # blocks, ends, loss, gradient norm
+    assert len(overlap.overlap_lines(first[0])) == 2 + len(overlap.KINDS)
+    assert overlap.overlap_lines(overlap.measure_overlap(lambda: None, SerialGroup(), 1)) == []
 
 
 def test_decode_and_allreduce_on_two_ranks() -> None:
