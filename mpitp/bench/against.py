@@ -1,4 +1,4 @@
-"""Runs a peer (PyTorch in a Python of its own) in turn with ours, on as many ranks and cores.
+"""Runs a peer (PyTorch, transformers, in a Python of its own) in turn with ours, on as many ranks and cores.
 
 Rank 0 starts one peer process a rank and tells them, step by step, to run. While they do, our other ranks sleep,
 looking for a file every few milliseconds: ranks that spin in a barrier would take the peer's cores.
@@ -23,33 +23,33 @@ from mpitp.comm.group import Group
 from mpitp.errors import LaunchError
 
 FORMS = ("functions", "dtensor")
-PROGRAM = Path(__file__).parent / "peers" / "torch_train.py"
+PROGRAMS = Path(__file__).parent / "peers"
 PATIENCE_SECONDS = 0.003
 
 
 class Peer:
-    """The processes of one form of the peer."""
+    """The processes of a peer: one a rank, of the same program."""
 
-    def __init__(self, python: str, settings: Mapping[str, Any], ranks: int) -> None:
+    def __init__(self, python: str, program: str, settings: Mapping[str, Any], ranks: int = 1) -> None:
+        self._needs = "transformers and torch" if program.startswith("transformers") else "torch"
         port = _free_port()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):
             environment.pop(name, None)
         self._processes = []
         for rank in range(ranks):
-            words = [python, str(PROGRAM), json.dumps({**settings, "rank": rank, "ranks": ranks, "port": port})]
-            self._processes.append(
-                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-            )
+            told = json.dumps({**settings, "rank": rank, "ranks": ranks, "port": port})
+            self._processes.append(_started([python, str(PROGRAMS / program), told], environment))
         self.version = str(self._answer()["ready"])
 
-    def step(self) -> float:
-        """Seconds of one step of all the peer's ranks, as its rank 0 measured them."""
+    def ask(self, line: str) -> dict[str, Any]:
+        """Hand a line to all the peer's ranks; what its rank 0 answers, among it the `seconds` that it measured."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write("step\n")
-            process.stdin.flush()
-        return float(self._answer()["seconds"])
+            with contextlib.suppress(BrokenPipeError):  # a process that has ended doesn't answer
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+        return self._answer()
 
     def end(self) -> None:
         """Let the processes end."""
@@ -68,7 +68,7 @@ class Peer:
                 answer: dict[str, Any] = json.loads(line)
                 return answer
         raise LaunchError(
-            "the peer ended early; its message is above. It needs torch: name its Python by --peer-python"
+            f"the peer ended early; its message is above. It needs {self._needs}: name its Python by --peer-python"
         )
 
 
@@ -81,7 +81,7 @@ def torch_tasks(python: str, settings: Mapping[str, Any], group: Group) -> Itera
         folder = group.broadcast_object(stack.enter_context(tempfile.TemporaryDirectory()) if group.rank == 0 else None)
         if group.rank == 0:
             for form in forms:
-                peers[form] = Peer(python, {**settings, "form": form}, group.size)
+                peers[form] = Peer(python, "torch_train.py", {**settings, "form": form}, group.size)
                 stack.callback(peers[form].end)
         version = group.broadcast_object(next(iter(peers.values())).version if peers else None)
         turns = itertools.count()
@@ -92,7 +92,7 @@ def _task(form: str, peers: Mapping[str, Peer], group: Group, folder: Path, turn
     def task() -> float:
         mark = folder / f"turn-{next(turns)}"
         if group.rank == 0:
-            seconds = peers[form].step()
+            seconds = float(peers[form].ask("step")["seconds"])
             mark.touch()
             return seconds
         while not mark.exists():
@@ -128,6 +128,13 @@ def comparison_lines(facts: Mapping[str, Any]) -> Sequence[str]:
             f"times as fast (least by least), {times['median']:.2f} (median of paired ratios)"
         )
     return lines
+
+
+def _started(words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    except OSError as error:
+        raise LaunchError(f"--peer-python: can't start {words[0]}: {error.strerror}") from None
 
 
 def _free_port() -> int:

@@ -19,7 +19,9 @@ examples:
   mpitp launch -n 2 -- bench train --against torch --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench train --model llama --kv-heads 2
   mpitp bench decode --model models/smollm2-135m --batch 8
+  mpitp bench decode --model models/smollm2-135m --against transformers --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench allreduce
+  mpitp launch -n 4 -- bench allreduce --ranks-per-node 2
   mpitp launch -n 2 -- bench save --dir /scratch
 
 `mpitp bench train --help` etc. tell the options of each."""
@@ -86,6 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decode.add_argument("--batch", type=int, default=1, metavar="N", help="also N texts together; default 1")
     decode.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
     decode.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of a text; default 32")
+    decode.add_argument(
+        "--against",
+        choices=("transformers",),
+        help="also Hugging Face transformers on the same core, in turn with ours",
+    )
+    decode.add_argument("--peer-python", metavar="PYTHON", help="the Python that has transformers (with --against)")
     decode.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
 
     add_clock(decode)
@@ -119,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
             "--clock cpu is right for one rank with one BLAS thread only (it adds up threads and leaves out waiting); "
             "set OMP_NUM_THREADS=1 and start one rank, or use --clock wall"
         )
+    if args.what == "decode" and args.against and group.size > 1:
+        raise UsageError(f"--against transformers compares on one core; this is a job of {group.size} ranks")
     facts = program.measure(args, group)
     if group.rank == 0:
         warnings = warnings_of(facts["machine"])
@@ -148,6 +158,8 @@ def _check(args: argparse.Namespace) -> None:
         if args.against and (not args.peer_python or args.clock != "wall" or args.dtype != "float32"):
             raise UsageError("--against needs --peer-python PYTHON, float32 and the wall clock")
         return
+    if args.against and (not args.peer_python or args.clock != "wall" or args.dtype != "float32" or not args.model):
+        raise UsageError("--against needs --peer-python PYTHON, --model DIR, float32 and the wall clock")
     positive(args, "prompt", "rounds")
     if args.tokens < 2:
         raise UsageError(f"--tokens must be at least 2 (the first one comes with the prompt), got {args.tokens}")

@@ -7,11 +7,14 @@ alone in the same run, are its floor: the weight-reading bound.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mpitp.bench.against import Peer
 from mpitp.bench.machine import machine_facts
 from mpitp.bench.products import linear_weights
 from mpitp.bench.random_model import random_model
@@ -35,7 +38,14 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     prefills: dict[int, list[float]] = {batch: [] for batch in batches}
     for batch in batches:
         tasks[_name(batch)] = _generation(model, batch, args, prefills[batch])
-    samples = take_turns(tasks, args.rounds, group, "bench decode")
+    with contextlib.ExitStack() as stack:
+        version = ""
+        if args.against:
+            peer = Peer(args.peer_python, "transformers_decode.py", {"model": args.model})
+            stack.callback(peer.end)
+            version = peer.version
+            tasks |= {f"peer, {_name(batch)}": _peer_generation(peer, model, batch, args) for batch in batches}
+        samples = take_turns(tasks, args.rounds, group, "bench decode")
     samples.seconds["bound"] = [seconds / BOUND_PASSES for seconds in samples.seconds["bound"]]
     weight_bytes = sum(weight.nbytes for weight in weights)
     return {
@@ -51,6 +61,7 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "bound_seconds": {"least": samples.least("bound"), "median": samples.median("bound")},
         "bound_bytes_per_second": weight_bytes / samples.least("bound"),
         "batches": [_of_batch(batch, samples, min(prefills[batch][1:]) / args.prompt, group) for batch in batches],
+        **({"against": _comparison(samples, batches, version)} if version else {}),
     }
 
 
@@ -82,7 +93,7 @@ def _reading(weights: list[Any]) -> Callable[[], None]:
 
 def _generation(model: CausalLM, batch: int, args: argparse.Namespace, prefills: list[float]) -> Task:
     """A task whose time is the seconds of one decode step, all `batch` texts together; prefill seconds are appended."""
-    prompts = np.random.default_rng(3).integers(0, model.config.vocab_size, (batch, args.prompt)).tolist()
+    prompts = _prompts(model, batch, args)
     clock = CLOCKS[args.clock]
 
     def task() -> float:
@@ -92,6 +103,43 @@ def _generation(model: CausalLM, batch: int, args: argparse.Namespace, prefills:
         return (times[-1] - times[batch]) / (args.tokens - 1)
 
     return task
+
+
+def _prompts(model: CausalLM, batch: int, args: argparse.Namespace) -> list[list[int]]:
+    drawn: list[list[int]] = (
+        np.random.default_rng(3).integers(0, model.config.vocab_size, (batch, args.prompt)).tolist()
+    )
+    return drawn
+
+
+def _peer_generation(peer: Peer, model: CausalLM, batch: int, args: argparse.Namespace) -> Task:
+    """The same by the peer: its seconds of one decode step."""
+    question = json.dumps({"prompts": _prompts(model, batch, args), "tokens": args.tokens})
+    return lambda: float(peer.ask(question)["seconds"])
+
+
+def _comparison(samples: Samples, batches: list[int], version: str) -> dict[str, Any]:
+    """Tokens per second of the peer, and how many times its speed ours is."""
+    rows = []
+    for batch in batches:
+        peer = f"peer, {_name(batch)}"
+        least, median = samples.ratio(peer, _name(batch))
+        speed = {"best": batch / samples.least(peer), "median": batch / samples.median(peer)}
+        rows.append({"batch": batch, "tokens_per_second": speed, "ours_is_times": {"least": least, "median": median}})
+    return {"peer": version, "batches": rows}
+
+
+def _comparison_lines(found: dict[str, Any] | None) -> list[str]:
+    if not found:
+        return []
+    lines = ["", f"{found['peer']}, the same model and prompts, one thread, in turn with ours:"]
+    for row in found["batches"]:
+        speed, times = row["tokens_per_second"], row["ours_is_times"]
+        lines.append(
+            f"  batch {row['batch']}: {speed['best']:.1f} tokens/s (median {speed['median']:.1f}); ours is "
+            f"{times['least']:.2f} times as fast (least by least), {times['median']:.2f} (median of paired ratios)"
+        )
+    return lines
 
 
 def _of_batch(batch: int, samples: Samples, prefill_seconds: float, group: Group) -> dict[str, Any]:
@@ -134,4 +182,4 @@ def report(facts: dict[str, Any]) -> list[str]:
         first, last = facts["batches"][0], facts["batches"][-1]
         gain = last["tokens_per_second"]["best"] / first["tokens_per_second"]["best"]
         lines.append(f"{last['batch']} texts together: {gain:.2f} times the tokens/s of one")
-    return lines
+    return lines + _comparison_lines(facts.get("against"))
