@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--config", metavar="FILE", help="a config.json: fresh weights")
     source.add_argument("--model", metavar="DIR", help="a Hugging Face directory; one block of it is taken")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a field of the config")
-    parser.add_argument("--block", type=int, default=0, metavar="I", help="which block of --model; default 0")
+    parser.add_argument("--block", type=int, metavar="I", help="which block of --model; default 0")
     parser.add_argument("--tokens", type=int, default=4, metavar="N", help="random tokens to feed; default 4")
     parser.add_argument("--text", help="a text to feed instead (with --model, by its tokenizer)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
@@ -59,13 +59,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("step simulates its ranks as threads of one process: run it alone, with -n for the ranks")
     if args.model is not None and args.set:
         raise UsageError("--set changes a config with fresh weights; a model's own config stays as it is")
+    if args.model is None and args.block is not None:
+        raise UsageError("--block says which block of --model to take; a model with fresh weights is shown whole")
     from mpitp.step.source import Wish, make_film
     from mpitp.step.terminal import run as run_terminal
     from mpitp.step.walk import Walk
 
     wish = Wish(
         ranks=args.ranks, preset=args.preset, config=args.config, overrides=tuple(args.set), model=args.model,
-        block=args.block, tokens=args.tokens, text=args.text, seed=args.seed,
+        block=args.block or 0, tokens=args.tokens, text=args.text, seed=args.seed,
     )  # fmt: skip
     if args.html:
         from mpitp.step.page import check_page, write_page

@@ -9,13 +9,19 @@ from mpitp.step.picture import Picture
 SHADES = " .:-=+*#%@"  # from 0 to the largest magnitude on any rank
 NUMBER_WIDTHS = (6, 5)  # with two decimals, with one
 GAP = 2
+LEAST_PANEL = 7  # "rank 12"
 
 
 def panels(pictures: list[Picture], names: list[str], width: int, height: int, *, shades: bool) -> list[str]:
     """The ranks' arrays side by side in at most `width` columns and `height` lines, their names above them.
 
     Numbers are shown where all columns fit, unless `shades`; all ranks are shown to one scale, so they can be compared.
+    Ranks for which there is no room are counted below.
     """
+    count = max((width + GAP) // (LEAST_PANEL + GAP), 1)
+    if len(pictures) > count:
+        first = panels(pictures[:count], names[:count], width, height - 1, shades=shades)
+        return [*first, f"... and {len(pictures) - count} more (r: one rank at a time)"]
     each = (width - GAP * (len(pictures) - 1)) // len(pictures)
     largest = max(_largest_shown(picture) for picture in pictures)
     digits = 0 if shades else fits(pictures, width)
@@ -63,7 +69,7 @@ def _numbers(picture: Picture, exponent: int, digits: int) -> list[str]:
     if picture.is_integer:
         return ["".join(f"{value:{digits}d}" for value in row) for row in picture.values]
     factor = 10.0**-exponent
-    return ["".join(f"{value * factor:{digits}.{digits - 4}f}" for value in row) for row in picture.values]
+    return ["".join(f"{value * factor:z{digits}.{digits - 4}f}" for value in row) for row in picture.values]
 
 
 def _shaded(picture: Picture, width: int, largest: float) -> list[str]:

@@ -129,6 +129,7 @@ def test_printing_and_mistakes() -> None:
         (("--show", "99"), "there is no operation 99"),
         (("--break", "nothing"), "no layer's name contains"),
         (("--model", "nowhere", "--set", "a=1"), "--set changes a config"),
+        (("--block", "1"), "--block says which block of --model"),
     ]:
         result = step(*arguments)
         assert result.returncode == 2 and said in result.stderr, result.stderr

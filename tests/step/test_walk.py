@@ -150,3 +150,15 @@ def test_tiles_of_large_arrays() -> None:
     np.testing.assert_allclose(tiles(np.array([[3.0, 4.0]]), 1, 1), [[np.sqrt(12.5)]])
     lines = panels([picture, picture], ["rank 0", "rank 1"], 80, 10, shades=False)
     assert len(lines) <= 10 and "root mean squares" in lines[-1]
+
+
+def test_more_ranks_than_fit_side_by_side() -> None:
+    pictures = [picture_of(np.full((4, 3), rank, np.float32)) for rank in range(100)]
+    lines = panels(pictures, [f"rank {rank}" for rank in range(100)], 80, 10, shades=False)
+    assert lines[0].split()[-2:] == ["rank", "8"] and lines[-1] == "... and 91 more (r: one rank at a time)"
+    assert len(lines) <= 10 and max(map(len, lines)) <= 80
+
+
+def test_zero_has_no_sign() -> None:
+    lines = panels([picture_of(np.array([[-0.0, -1.0]], np.float32))], ["rank 0"], 80, 10, shades=False)
+    assert lines[1].split() == ["0.00", "-1.00"]
