@@ -114,8 +114,12 @@ class Layout:
 def choose_blocks(invariant: bool, blocks: int, heads: int) -> int:
     """The number of blocks for a user's wish: 0 unless `invariant`; `blocks` 0 takes one a head, at most 12.
 
-    The choice must not depend on the rank count, or results would.
+    The choice must not depend on the rank count, or results would. Raises ConfigError for blocks without the mode.
     """
+    if blocks and not invariant:
+        raise ConfigError(
+            f"{blocks} blocks are asked for, but not the invariant mode; add --invariant, or drop the blocks"
+        )
     if not invariant:
         return 0
     return blocks or min(heads, 12)

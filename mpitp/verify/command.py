@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--config", metavar="RUN.TOML", help="a run file; the batch is its first one")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the run file")
     parser.add_argument("--layers", metavar="A:B", help="only the blocks A to B-1")
-    parser.add_argument("--batch", type=int, default=2, metavar="N", help="sequences (with --model); default 2")
-    parser.add_argument("--seq", type=int, default=16, metavar="N", help="tokens a sequence (with --model); default 16")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random batch (with --model)")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences (with --model); default 2")
+    parser.add_argument("--seq", type=int, metavar="N", help="tokens a sequence (with --model); default 16")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the random batch (with --model)")
     parser.add_argument(
         "--steps", type=int, default=0, metavar="N", help="also take N AdamW steps, compare the weights"
     )
@@ -104,6 +104,11 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--tolerance must be a number of at least 0, got {args.tolerance}")
     if args.set and args.config is None:
         raise UsageError("--set replaces keys of a run file; it goes with --config")
+    for name in ("batch", "seq", "seed"):
+        if args.config is not None and getattr(args, name) is not None:
+            raise UsageError(
+                f"--{name} is of the random batch of --model; with --config the batch is the run's first one"
+            )
 
 
 def _source_arguments(args: argparse.Namespace) -> SourceArguments:
@@ -114,9 +119,9 @@ def _source_arguments(args: argparse.Namespace) -> SourceArguments:
         run_file=args.config,
         overrides=tuple(args.set),
         layers=args.layers,
-        batch=args.batch,
-        seq=args.seq,
-        seed=args.seed,
+        batch=2 if args.batch is None else args.batch,
+        seq=16 if args.seq is None else args.seq,
+        seed=args.seed or 0,
         dtype=args.dtype,
         invariant=args.invariant,
         invariant_blocks=args.invariant_blocks,
