@@ -270,7 +270,8 @@ def _late_lines(rank: int, status: Status | None, is_silent: bool, now: float) -
     alive = f"silent for {now - status.written:.0f} s: stopped, dead or cut off" if is_silent else "alive"
     lines = [f"  late: rank {rank} on {status.host} (process {status.pid}), {alive}"]
     if status.place:
-        lines.append(f"    its program {'was' if is_silent else 'is'} at {status.place}; its last collectives:")
+        when = "was, when last heard of," if is_silent else "is"
+        lines.append(f"    its program {when} at {status.place}; its last collectives:")
     for entry in status.ring[-3:]:
         state = f"ended {now - entry.ended:.0f} s ago" if entry.ended else "in it"
         lines.append(f"    {entry}: {state}")

@@ -50,7 +50,7 @@ def test_stopped_inside_the_collective_is_late() -> None:
     text = report({0: status(0, *WAITING), 1: status(1, *WAITING, written=872)}, 2, 120, NOW)
     assert "waiting: rank 0 in number 7" in text
     assert "late: rank 1 on node1 (process 101), silent for 128 s: stopped, dead or cut off" in text
-    assert "its program was at b.py:1 in g" in text and "a.py:7 in f: in it" in text
+    assert "its program was, when last heard of, at b.py:1 in g" in text and "a.py:7 in f: in it" in text
 
 
 def test_never_seen() -> None:
