@@ -78,6 +78,8 @@ class Job:
             for end in ("out", "err")
         )
 
+    seen: set[int] = field(default_factory=set)  # processes of its ranks
+
     def ranks(self) -> list[int]:
         """The processes of its ranks that live: descendants of the launcher that run mpitp."""
         parents, words = {}, {}
@@ -89,19 +91,30 @@ class Job:
         family = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= more
-        return sorted(pid for pid in family if b"train" in words.get(pid, []) and b"mpitp" in words[pid])
+        found = sorted(
+            pid for pid in family - {self.process.pid} if b"train" in words.get(pid, []) and b"launch" not in words[pid]
+        )
+        self.seen.update(found)
+        return found
 
     def wait(self, seconds: float) -> int:
-        """Its exit code; Lost when it doesn't end in time."""
+        """Its exit code, when its ranks are gone too; Lost when they don't end in time."""
+        end = time.monotonic() + seconds
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.end()
             raise Lost(f"the job did not end in {seconds:.0f} s") from None
+        while any(_lives(pid) for pid in self.seen):
+            if time.monotonic() > end:
+                self.end()
+                raise Lost(f"ranks outlived their launcher, {seconds:.0f} s after the death of one")
+            time.sleep(0.01)
+        return code
 
     def end(self) -> None:
         """End it and its ranks, whatever they do."""
-        for pid in [*self.ranks(), self.process.pid]:
+        for pid in {*self.ranks(), *self.seen, self.process.pid}:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -326,6 +339,13 @@ class Torture:
         usage = os.statvfs(disk)
         with open(disk / "filler", "wb") as file:
             file.write(b"x" * (usage.f_bavail * usage.f_frsize - (64 << 10)))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def losses(run: Path) -> list[Any]:

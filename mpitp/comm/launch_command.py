@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitp.errors import LaunchError, UsageError
+from mpitp.errors import FileError, LaunchError, UsageError
 
 _DESCRIPTION = """\
 Start an mpitp command on several ranks, with the launcher that belongs to the MPI library in use:
@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     ranks = number_of_ranks(args.ranks, os.environ)
     if not words:
         raise UsageError("nothing to launch; write the command after --, for example: mpitp launch -n 2 -- doctor")
+    if words[0].endswith(".py") and not Path(words[0]).is_file():
+        raise FileError(f"can't read {words[0]}: there is no such file")  # once, not by every rank
     launcher = find_launcher(args.launcher, os.environ)
     command = [*launcher.command, *count_options(launcher, ranks), *bind_options(launcher, args.bind)]
     command += rank_command(words)
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
         run_dir = run_directory(words)
         if run_dir is not None:
-            return run_and_explain(command, os.environ, run_dir)
+            return run_and_explain(command, os.environ, run_dir, ranks)
     os.execvpe(command[0], command, {**os.environ, **added})
 
 

@@ -1,7 +1,8 @@
 """Stays beside a launcher that ends a job without a word on which rank died, and says it afterwards.
 
-MPICH's mpiexec kills all ranks the moment that one is killed, and names a process and a host. The status files that the
-ranks' watchdogs have left in the run directory know which rank that process was, and in which collective the job stood.
+MPICH's mpiexec kills all ranks the moment that one is killed, and then names a process and a host: not always the one
+that died first. This process watches the ranks of its own machine itself, by what the ranks' watchdogs write into the
+run directory; there it also says in which collective the job stood. Of other machines the launcher's word must do.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
-from mpitp.comm.peers import Process
-from mpitp.comm.watchdog import FOLDER, death_report, read_statuses
+from mpitp.comm.peers import PeerWatch, Process, this_process
+from mpitp.comm.watchdog import FOLDER, Status, death_report, read_statuses
 from mpitp.config import load_run_config
 from mpitp.errors import MpitpError
 
@@ -29,19 +31,84 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, sig
 _PR_SET_PDEATHSIG = 1
 
 
-def run_and_explain(command: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> int:
+def run_and_explain(command: Sequence[str], environ: Mapping[str, str], run_dir: Path, ranks: int) -> int:
     """Run the launcher, its output and signals passed on; its exit code, after a word on a rank that has died."""
-    started = time.time()
+    witness = Witness(run_dir, ranks)
     on_linux = _end_with_parent if sys.platform == "linux" else None
     process = subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, preexec_fn=on_linux)
     _pass_signals_on(process)
-    tail = _pass_output_on(process)
-    code = process.wait()
-    death = _DEATH.search(tail) if code else None
-    text = explain(run_dir, int(death[1]), death[2], started) if death else None
+    with witness:
+        tail = _pass_output_on(process)
+        code = process.wait()
+    named = _DEATH.search(tail) if code else None
+    text = witness.explain(int(named[1]), named[2]) if named else None
     if text:
         print(f"mpitp launch: {text}", file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code
+
+
+class Witness:
+    """Sees which of the ranks on this machine dies first. A context manager around the job."""
+
+    AT_ONCE_SECONDS = 0.0002  # deaths that are seen together may have come in any order
+
+    def __init__(self, run_dir: Path, ranks: int) -> None:
+        self._run_dir, self._ranks, self._started = run_dir, ranks, time.time()
+        self._deaths: list[tuple[float, int]] = []  # when it was seen, which rank
+        self._statuses: dict[int, Status] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mpitp witness", daemon=True)
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def explain(self, pid: int, host: str) -> str | None:
+        """Which rank has died, and where it and the job stood; None when nothing is known of this job's ranks.
+
+        `pid`, `host`: what the launcher names, for a rank of another machine.
+        """
+        statuses = self._read_statuses()
+        dead = [rank for seen, rank in self._deaths if seen - self._deaths[0][0] < self.AT_ONCE_SECONDS]
+        dead = dead or [rank for rank, status in statuses.items() if (status.pid, status.host) == (pid, host)]
+        if not dead or dead[0] not in statuses:
+            return None
+        others = [status for rank, status in statuses.items() if rank not in dead and status.last is not None]
+        first = statuses[dead[0]]
+        furthest = max(others, key=lambda status: status.last.started if status.last else 0.0, default=first)
+        text = death_report(Process(first.rank, first.host, first.pid, ""), first, furthest, time.time())
+        doubt = [f"\n  (or rank {rank} before it: they died at about one time)" for rank in dead[1:]]
+        return text + "".join(doubt)
+
+    def _watch(self) -> None:
+        while len(self._read_statuses()) < self._ranks:  # every rank writes one as it begins to train
+            if self._stop.wait(0.2):
+                return
+        here = this_process(-1)
+        processes = [
+            Process(rank, status.host, status.pid, here.machine)
+            for rank, status in self._read_statuses().items()
+            if status.host == here.host
+        ]
+        with PeerWatch(here, processes, lambda process, living: self._saw(process)):
+            self._stop.wait()
+
+    def _saw(self, process: Process) -> None:
+        self._deaths.append((time.monotonic(), process.rank))
+
+    def _read_statuses(self) -> dict[int, Status]:
+        """Of this job: not of one that an earlier job has left. Clocks of hosts may differ a little."""
+        for folder in self._run_dir.glob(f"{FOLDER}*"):
+            statuses = read_statuses(folder)
+            if statuses and max(status.written for status in statuses.values()) > self._started - 60:
+                self._statuses = statuses
+        return self._statuses
 
 
 def run_directory(words: Sequence[str]) -> Path | None:
@@ -58,19 +125,6 @@ def run_directory(words: Sequence[str]) -> Path | None:
         return Path(load_run_config(known.run_file, known.set).train.run_dir)
     except (MpitpError, argparse.ArgumentError, SystemExit):
         return None
-
-
-def explain(run_dir: Path, pid: int, host: str, started: float) -> str | None:
-    """Which rank the process was, and where it and the job stood; None when no status file of this job knows it."""
-    for folder in sorted(run_dir.glob(f"{FOLDER}*")):
-        statuses = read_statuses(folder)
-        dead = next((status for status in statuses.values() if status.pid == pid), None)
-        if dead is None or dead.written < started - 60:  # an earlier job's; clocks of hosts may differ a little
-            continue
-        others = [status for status in statuses.values() if status is not dead and status.last is not None]
-        furthest = max(others, key=lambda status: status.last.started if status.last else 0.0, default=dead)
-        return death_report(Process(dead.rank, host, pid, ""), dead, furthest, time.time())
-    return None
 
 
 def _pass_signals_on(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mpitp.comm.launch_command import make_of
-from mpitp.comm.supervise import explain, run_directory
+from mpitp.comm.supervise import Witness, run_directory
 from mpitp.comm.watchdog import Entry, Status
 from tests.comm.test_launch_faults import MOST_SECONDS, MPIEXEC, environment, needs_mpiexec
 from tests.train.run_case import losses, make_data, tables, write_run_file
@@ -24,18 +24,19 @@ from tests.train.run_case import losses, make_data, tables, write_run_file
 HOST = socket.gethostname()
 
 
-def leave_statuses(run_dir: Path, written: float) -> None:
+def leave_statuses(run_dir: Path, written: float, processes: dict[int, tuple[str, int]] | None = None) -> None:
     folder = run_dir / ".watchdog-x-1-1"
     folder.mkdir(parents=True)
     for rank in range(3):
         ring = (Entry(40 + rank, "tp", "barrier []", "a.py:1 in f", written + rank),)
-        status = Status(rank, "n1", 500 + rank, written, "b.py:2 in g", ring)
+        host, pid = (processes or {}).get(rank, ("n1", 500 + rank))
+        status = Status(rank, host, pid, written, "b.py:2 in g", ring)
         (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
 
 
 def test_explanation_names_rank_host_and_collective(tmp_path: Path) -> None:
     leave_statuses(tmp_path, time.time())
-    text = explain(tmp_path, 501, "n1", time.time())
+    text = Witness(tmp_path, 3).explain(501, "n1")
     assert text is not None
     first, second, third = text.splitlines()
     assert first == "rank 1 on n1 (process 501) has died: killed, or out of memory?"
@@ -44,10 +45,31 @@ def test_explanation_names_rank_host_and_collective(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_not_explained(tmp_path: Path) -> None:
-    assert explain(tmp_path, 501, "n1", time.time()) is None
+    assert Witness(tmp_path, 3).explain(501, "n1") is None
     leave_statuses(tmp_path, time.time() - 3600)
-    assert explain(tmp_path, 999, "n1", time.time()) is None
-    assert explain(tmp_path, 501, "n1", time.time()) is None  # an hour ago another process had this number
+    assert Witness(tmp_path, 3).explain(501, "n1") is None  # an hour ago another process had this number
+    leave_statuses(tmp_path / "now", time.time())
+    assert Witness(tmp_path / "now", 3).explain(999, "n1") is None
+    assert Witness(tmp_path / "now", 3).explain(501, "n2") is None
+
+
+def test_what_was_seen_counts_for_more_than_what_the_launcher_says(tmp_path: Path) -> None:
+    sleepers = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    leave_statuses(tmp_path, time.time(), {rank: (HOST, sleeper.pid) for rank, sleeper in enumerate(sleepers)})
+    with Witness(tmp_path, 3) as witness:
+        end = time.monotonic() + 20
+        time.sleep(0.5)
+        for sleeper in sleepers[::-1]:
+            sleeper.kill()
+            sleeper.wait()
+            while len(witness._deaths) < 1 and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.05)
+    text = witness.explain(sleepers[0].pid, HOST)
+    assert text is not None and text.startswith(f"rank 1 on {HOST} (process {sleepers[1].pid}) has died")
+    assert "or rank" not in text
+    witness._deaths = [(5.0, 1), (5.0001, 0)]
+    assert "(or rank 0 before it: they died at about one time)" in str(witness.explain(0, HOST))
 
 
 def test_run_directory_is_read_from_the_words(tmp_path: Path) -> None:
@@ -90,7 +112,8 @@ def test_killed_rank_is_named_whatever_the_launcher(tmp_path: Path) -> None:
         process.kill()
     assert time.monotonic() - started < MOST_SECONDS
     assert process.returncode not in (0, 75)
-    assert f"rank 1 on {HOST} (process {victim}) has died: killed, or out of memory?" in err
+    named = f"rank 1 on {HOST} (process {victim}) has died: killed, or out of memory?"
+    assert named in err or "(or rank 1 before it" in err, out + err
     assert re.search(r"rank \d (is|was last) in number \d+ of group tp, .* at [a-z]+/\w+.py:\d+", err)
 
 
