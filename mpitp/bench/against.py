@@ -58,6 +58,8 @@ class Peer:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
             process.wait(timeout=60)
 
     def _answer(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ class Peer:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
+        self.end()
         raise LaunchError(
             f"the peer ended early; its message is above. It needs {self._needs}: name its Python by --peer-python"
         )

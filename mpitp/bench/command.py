@@ -1,9 +1,10 @@
-"""The verb `mpitp bench`: train, decode, allreduce, save."""
+"""The verb `mpitp bench`: train, decode, allreduce, scaling, save."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from mpitp.bench.sizes import add_size_arguments, positive
 from mpitp.errors import UsageError
@@ -22,6 +23,7 @@ examples:
   mpitp bench decode --model models/smollm2-135m --against transformers --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench allreduce
   mpitp launch -n 4 -- bench allreduce --ranks-per-node 2
+  mpitp launch -n 2 -- bench scaling --out scaling.json --plot scaling.png
   mpitp launch -n 2 -- bench save --dir /scratch
 
 `mpitp bench train --help` etc. tell the options of each."""
@@ -46,6 +48,12 @@ Time a checkpoint (weights and both moments of a random Llama-type model) and in
 as many bytes to the same disk; and how long a step stands still for a save in the background, against a copy of the
 state alone. Needs room for three copies of the state in --dir, and memory for two."""
 
+_SCALING = """\
+Time training steps of several widths, sequence lengths and batches, each at 1, 2, 4, ... of the job's ranks, and fit
+seconds = compute + memory + overhead + latency + bytes / bandwidth to all of them: what a step of another size on other
+ranks will take, and what bounds it."""
+
+_SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
@@ -54,73 +62,107 @@ _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp bench`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce|save")
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce|scaling|save")
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=line, description=description, formatter_class=parser.formatter_class)
         sub.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
         return sub
 
-    def add_clock(sub: argparse.ArgumentParser) -> None:
-        text = "cpu: the process's own seconds, for a busy machine (one rank, one BLAS thread); default wall"
-        sub.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
+    _add_train(add("train", "a training step against its matrix products", _TRAIN))
+    _add_decode(add("decode", "generation against reading the weights", _DECODE))
+    _add_allreduce(add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE))
+    _add_scaling(add("scaling", "steps of many sizes and rank counts, and a fit of their time", _SCALING))
+    _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
 
-    train = add("train", "a training step against its matrix products", _TRAIN)
-    train.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
-    add_size_arguments(train, _TRAIN_SIZES)
-    train.add_argument("--batch", type=int, default=8, metavar="N", help="sequences a step; default 8")
-    train.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
-    train.add_argument("--steps", type=int, default=10, metavar="N", help="rounds to time; default 10")
-    train.add_argument(
+
+def _add_clock(sub: argparse.ArgumentParser) -> None:
+    text = "cpu: the process's own seconds, for a busy machine (one rank, one BLAS thread); default wall"
+    sub.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
+
+
+def _add_plot(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--plot", metavar="FILE", help="also draw the numbers (.png, .svg, .pdf); needs mpitp[plot]")
+
+
+def _add_train(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(sub, _TRAIN_SIZES)
+    sub.add_argument("--batch", type=int, default=8, metavar="N", help="sequences a step; default 8")
+    sub.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    sub.add_argument("--steps", type=int, default=10, metavar="N", help="rounds to time; default 10")
+    sub.add_argument(
         "--invariant", action="store_true", help="also time the invariant mode, in turn with the plain one"
     )
-    train.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
-    train.add_argument(
+    sub.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
+    sub.add_argument(
         "--against", choices=("torch",), help="also PyTorch's tensor parallelism over gloo, in turn with ours"
     )
-    train.add_argument("--peer-python", metavar="PYTHON", help="the Python that has torch (with --against)")
+    sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has torch (with --against)")
+    _add_clock(sub)
+    _add_plot(sub)
 
-    add_clock(train)
 
-    decode = add("decode", "generation against reading the weights", _DECODE)
-    decode.add_argument("--model", metavar="DIR", help="a Hugging Face directory, instead of random weights")
-    add_size_arguments(decode, _DECODE_SIZES)
-    decode.add_argument("--batch", type=int, default=1, metavar="N", help="also N texts together; default 1")
-    decode.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
-    decode.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of a text; default 32")
-    decode.add_argument(
+def _add_decode(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", metavar="DIR", help="a Hugging Face directory, instead of random weights")
+    add_size_arguments(sub, _DECODE_SIZES)
+    sub.add_argument("--batch", type=int, default=1, metavar="N", help="also N texts together; default 1")
+    sub.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
+    sub.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of a text; default 32")
+    sub.add_argument(
         "--against",
         choices=("transformers",),
         help="also Hugging Face transformers on the same core, in turn with ours",
     )
-    decode.add_argument("--peer-python", metavar="PYTHON", help="the Python that has transformers (with --against)")
-    decode.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+    sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has transformers (with --against)")
+    sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+    _add_clock(sub)
+    _add_plot(sub)
 
-    add_clock(decode)
 
-    allreduce = add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE)
-    allreduce.add_argument(
+def _add_allreduce(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
         "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="the largest size; default 67108864"
     )
-    allreduce.add_argument(
+    sub.add_argument(
         "--collective", choices=("all-reduce", "reduce-scatter", "all-gather"), default="all-reduce", help="which one"
     )
-    allreduce.add_argument("--ranks-per-node", type=int, metavar="N", help="also over simulated nodes of N ranks")
+    sub.add_argument("--ranks-per-node", type=int, metavar="N", help="also over simulated nodes of N ranks")
+    _add_plot(sub)
 
-    save = add("save", "a checkpoint against plain writes to the same disk", _SAVE)
-    add_size_arguments(save, _SAVE_SIZES)
-    save.add_argument("--dir", default=".", help="where to write (a folder of its own is made and removed); default .")
-    save.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+
+def _add_scaling(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(sub, _SCALING_SIZES)
+    sub.add_argument("--seq", type=int, default=128, metavar="N", help="tokens a sequence; default 128")
+    sub.add_argument("--batch", type=int, default=4, metavar="N", help="sequences a step; default 4")
+    for name, default, what in (
+        ("widths", [128, 512], "widths"),
+        ("seqs", [64, 256], "sequence lengths"),
+        ("batches", [2, 8], "batches"),
+    ):
+        told = f"further {what}; default {' '.join(map(str, default))}"
+        sub.add_argument(f"--{name}", type=int, nargs="*", default=default, metavar="N", help=told)
+    sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+    sub.add_argument("--out", metavar="FILE", help="write the table and the fit there, as JSON")
+    _add_plot(sub)
+
+
+def _add_save(sub: argparse.ArgumentParser) -> None:
+    add_size_arguments(sub, _SAVE_SIZES)
+    sub.add_argument("--dir", default=".", help="where to write (a folder of its own is made and removed); default .")
+    sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
-    from mpitp.bench import allreduce, decode, save, train
+    from mpitp.bench import allreduce, decode, save, scaling, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.comm.world import world_group
 
-    program = {"train": train, "decode": decode, "allreduce": allreduce, "save": save}[args.what]
+    programs = {"train": train, "decode": decode, "allreduce": allreduce, "scaling": scaling, "save": save}
+    program = programs[args.what]
     group = world_group()
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
@@ -131,6 +173,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--against transformers compares on one core; this is a job of {group.size} ranks")
     facts = program.measure(args, group)
     if group.rank == 0:
+        _write_files(args, facts)
         warnings = warnings_of(facts["machine"])
         for warning in warnings:
             print(f"mpitp bench: warning: {warning}", file=sys.stderr)
@@ -143,7 +186,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _write_files(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    if getattr(args, "out", None):
+        from mpitp.bench.scaling import write_table
+
+        write_table(facts, args.out)
+    if getattr(args, "plot", None):
+        from mpitp.bench.plot import draw
+
+        draw(args.what, facts, args.plot)
+
+
 def _check(args: argparse.Namespace) -> None:
+    if getattr(args, "plot", None):
+        from mpitp.bench.plot import check_plot
+
+        check_plot(args.plot)
     if args.what == "allreduce":
         if args.max_bytes < 1024:
             raise UsageError(f"--max-bytes must be at least 1024, got {args.max_bytes}")
@@ -153,6 +211,12 @@ def _check(args: argparse.Namespace) -> None:
         positive(args, "rounds")
         return
     positive(args, "batch")
+    if args.what == "scaling":
+        positive(args, "seq", "rounds")
+        for name in ("widths", "seqs", "batches"):
+            if min(getattr(args, name), default=1) < 1:
+                raise UsageError(f"--{name} must be at least 1 each")
+        return
     if args.what == "train":
         positive(args, "seq", "steps", "invariant-blocks")
         if args.against and (not args.peer_python or args.clock != "wall" or args.dtype != "float32"):

@@ -1,0 +1,60 @@
+"""Peers in a Python of their own: what is asked and answered, and what is said when there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpitp.bench import against, command
+from mpitp.bench.timing import Samples
+from mpitp.errors import LaunchError, UsageError
+from tests.bench.test_command import DECODE, TRAIN, parsed
+
+PROGRAM = """
+import json, sys
+settings = json.loads(sys.argv[1])
+print("noise")
+print(json.dumps({"ready": "peer of " + settings["name"]}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"seconds": 2.5, "heard": line.strip(), "rank": settings["rank"]}), flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "peer.py").write_text(PROGRAM)
+    monkeypatch.setattr(against, "PROGRAMS", tmp_path)
+    return "peer.py"
+
+
+def test_a_peer_answers_and_ends(program: str) -> None:
+    peer = against.Peer(sys.executable, program, {"name": "two"}, 2)
+    assert peer.version == "peer of two"
+    assert peer.ask("step") == {"seconds": 2.5, "heard": "step", "rank": 0}
+    peer.end()
+    assert [process.returncode for process in peer._processes] == [0, 0]
+
+
+def test_a_peer_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformers_decode.py").write_text("raise SystemExit(1)")
+    monkeypatch.setattr(against, "PROGRAMS", tmp_path)
+    with pytest.raises(LaunchError, match="ended early.*needs transformers and torch"):
+        against.Peer(sys.executable, "transformers_decode.py", {})
+    with pytest.raises(LaunchError, match="can't start /nowhere/python"):
+        against.Peer("/nowhere/python", "torch_train.py", {})
+
+
+def test_comparison() -> None:
+    samples = Samples({"step": [1.0, 3.0], "torch, functions": [2.0, 3.0], "square": [1.0, 1.0]})
+    found = against.comparison(samples, 10, "2.0")
+    form = {"tokens_per_second": {"best": 5.0, "median": 4.0}, "ours_is_times": {"least": 2.0, "median": 1.5}}
+    assert found == {"torch": "2.0", "forms": {"functions": form}}
+    assert "2.00 times as fast" in against.comparison_lines({"against": found})[-1]
+
+
+@pytest.mark.parametrize("words", [[*TRAIN, "--against", "torch"], [*DECODE, "--against", "transformers"]])
+def test_a_peer_needs_its_python(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="--against needs --peer-python PYTHON"):
+        command.run(parsed(*words))
