@@ -12,7 +12,6 @@ reduces as the group does, then waits as long as that link would need.
 import math
 import sys
 import time
-from importlib.util import find_spec
 
 import numpy as np
 from course import Watched, exercise, nbytes, on_ranks, say
@@ -67,8 +66,8 @@ def main(group: Group) -> None:
     for size, seconds in zip(sizes, times, strict=True):
         bar = "#" * max(1, round(10 * math.log10(seconds * 1e6)))
         say(group, f"{size // 1024:>7} KiB {seconds * 1e6:>9.0f} us {bar}")
-    if group.rank == 0 and len(sys.argv) > 1 and find_spec("matplotlib"):
-        import matplotlib.pyplot as plt
+    if group.rank == 0 and len(sys.argv) > 1:
+        import matplotlib.pyplot as plt  # pip install -e ".[mpich,plot]"
 
         plt.loglog(sizes, times, "o-")
         plt.gca().set(xlabel="bytes", ylabel="seconds", title=f"all-reduce on {group.size} ranks")
