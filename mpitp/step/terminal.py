@@ -16,6 +16,8 @@ from mpitp.step.walk import Walk
 _ARROWS = {"[C": "right", "[D": "left", "OC": "right", "OD": "left", "[B": "right", "[A": "left"}
 _CLEAR, _ALTERNATE, _BACK = "\x1b[H\x1b[2J", "\x1b[?1049h", "\x1b[?1049l"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_LEAVE = ("", "\x03", "\x04")  # the end of input, Ctrl-C, Ctrl-D
+LOCAL_MODES = 3  # where termios keeps them
 
 
 class Terminal(ABC):
@@ -65,7 +67,10 @@ def _terminal() -> Iterator[Terminal]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)  # keys come one by one; Ctrl-C still interrupts
+        tty.setcbreak(descriptor)  # keys come one by one
+        modes = termios.tcgetattr(descriptor)
+        modes[LOCAL_MODES] &= ~termios.ISIG  # Ctrl-C too: a signal could strike where an exception is lost
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
         sys.stdout.write(_ALTERNATE)
         yield Screen(descriptor, sys.stdout, has_colour=wants_colour())
     finally:
@@ -107,10 +112,10 @@ class Screen(Terminal):
 
     def key(self) -> str | None:
         character = self._read()
-        if character == "\x04":  # Ctrl-D
+        if character in _LEAVE:
             return None
         if character != "\x1b":
-            return {"\n": "n", "\r": "n"}.get(character, character) if character else None
+            return {"\n": "n", "\r": "n"}.get(character, character)
         rest = ""
         while len(rest) < 2 and select.select([self.descriptor], [], [], 0.05)[0]:
             rest += self._read()
@@ -120,7 +125,7 @@ class Screen(Terminal):
         typed = ""
         while True:
             character = self._read()
-            if character in ("", "\x04"):
+            if character in _LEAVE:
                 return None
             if character in ("\n", "\r"):
                 return typed
