@@ -86,6 +86,6 @@ def run(args: argparse.Namespace) -> int:
     for name in args.breaks:
         walk.answer(name)
         if name not in walk.breakpoints:
-            raise UsageError(f"--break {name}: {walk.message}")
+            raise UsageError(f"--break {name}: no layer's name contains that; mpitp step --list shows them")
     walk.message = "" if sys.stdin.isatty() else walk.message
     return run_terminal(walk)
