@@ -369,7 +369,7 @@ def checksums(directory: Path, sizes: Mapping[str, int], rank: int, ranks: int) 
 
 def _damage(path: Path, rank: int, ranks: int) -> str | None:
     if not (path / MANIFEST).is_file():
-        return f"it has no {MANIFEST}"
+        return f"it has no {MANIFEST}" if path.exists() else "it doesn't exist"
     files = _read_manifest(path / MANIFEST)
     for name, (size, _) in files.items():
         if not (path / name).is_file():

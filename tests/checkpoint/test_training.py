@@ -216,6 +216,10 @@ def test_damaged_one_is_skipped_with_a_notice(tmp_path: Path, damage: str, ranks
     assert said[0].startswith(f"{newest} is skipped: ") and words in said[0]
 
 
+def test_directory_that_does_not_exist(tmp_path: Path) -> None:
+    assert find_damage(tmp_path / "nowhere", SERIAL) == "it doesn't exist"
+
+
 def test_unpublished_ones_are_nothing_and_go_with_the_next_save(tmp_path: Path) -> None:
     (whole,) = saved(tmp_path, 5)
     shutil.copytree(whole, tmp_path / ".step-00000010.ab12.partial")

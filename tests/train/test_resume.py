@@ -225,7 +225,7 @@ def test_named_checkpoint(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: None, "it has no manifest.json"),
+        (lambda path: None, "it doesn't exist"),
         (lambda path: path.mkdir(), "it has no manifest.json"),
         (lambda path: path.write_text("a file"), "it has no manifest.json"),
     ],
