@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -31,6 +32,7 @@ from mpitp.errors import MpitpError, Preempted
 
 WAIT_FOR_RANK_0_SECONDS = 1.0
 WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the job before another speaks too
+MESSAGE_TAKES_SECONDS = 0.3  # to the launcher, which forgets what it has not read when the job is aborted
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
 
@@ -77,6 +79,7 @@ def end_job(error: BaseException) -> int:
 
 def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
     limit = _after(ABORT_MAY_TAKE_SECONDS, _leave, text if rank else "", code)
+    signal.alarm(2 * math.ceil(ABORT_MAY_TAKE_SECONDS))  # for calls that hold the interpreter lock, and so the timers
     if rank == 0:
         _say(text)
     mpi = _running_mpi() or _join_mpi()
@@ -84,10 +87,11 @@ def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
         limit.cancel()
         _let_every_rank_leave()
         _after(ABORT_MAY_TAKE_SECONDS, os._exit, code)
-        mpi.Finalize()
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's holds the interpreter lock, and the timer would wait for it
         ctypes.CDLL(None).exit(code)  # not os._exit: MPICH tells its launcher good-bye in a handler of the C library
     if rank:
         _say(text)
+        time.sleep(MESSAGE_TAKES_SECONDS)
     if mpi is not None:
         mpi.COMM_WORLD.Abort(code)
     os._exit(code)
@@ -110,10 +114,13 @@ def _all_ranks_fail(mpi: Any, seconds: float) -> bool:
     if mpi is not None and threading.current_thread() is threading.main_thread():  # another thread fails alone
         request = mpi.COMM_WORLD.Ibarrier()
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if request is not None and request.Test():
-            return True
-        time.sleep(0.01)
+    try:
+        while time.monotonic() < end:
+            if request is not None and request.Test():
+                return True
+            time.sleep(0.01)
+    except mpi.Exception:  # it met another collective, which a rank had begun before it was interrupted
+        pass
     return False
 
 
@@ -216,7 +223,8 @@ def _with_rank(text: str, rank: int, size: int) -> str:
 def _say(text: str) -> None:
     if not text:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # a full disk, a closed one (None)
         sys.stdout.flush()
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

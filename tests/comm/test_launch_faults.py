@@ -108,6 +108,14 @@ def test_preempted_job_ends_with_its_code_and_one_message() -> None:
 
 
 @needs_mpiexec
+def test_interrupted_in_different_places() -> None:
+    job = run_fault("interrupt", 2, failing=-1)
+    assert job.code == 130
+    assert job.seconds < MOST_SECONDS
+    assert "interrupted" in job.err and "Traceback" not in job.err
+
+
+@needs_mpiexec
 def test_killed_rank_ends_the_job() -> None:
     job = run_fault("kill", 2, failing=1)
     assert job.code != 0
