@@ -33,6 +33,7 @@ from mpitp.train.setup import (
     model_config,
     open_data,
     optimizer_settings,
+    run_mesh,
     schedule,
     step_batches,
 )
@@ -74,6 +75,7 @@ def train(
     """
     data = together(world, lambda: open_data(config))
     decoder = together(world, lambda: model_config(config, data))
+    run_mesh(config, world)
     directory = Path(config.train.run_dir)
     with contextlib.ExitStack() as stack:
         on_first_rank(world, lambda: _take_directory(config, resume, stack))
@@ -224,7 +226,7 @@ def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.Exi
         discard_leftovers(directory / MODEL)
         for leftover in directory.glob(f"{FOLDER}*"):
             discard(leftover)
-        if not _continues(config, resume) and ((directory / METRICS).exists() or checkpoint_root(config).exists()):
+        if not _continues(config, resume) and _holds_a_run(config):
             if not config.train.overwrite:
                 raise FileError(
                     f"{directory} holds an earlier run; go on with it by --resume auto, choose another train.run_dir, "
@@ -235,6 +237,12 @@ def _take_directory(config: RunConfig, resume: str | None, stack: contextlib.Exi
         (directory / METRICS).touch()
     except OSError as error:
         raise os_failure("write to", directory, error) from error
+
+
+def _holds_a_run(config: RunConfig) -> bool:
+    """Whether an earlier run has left a step or a checkpoint; one that failed before its first step left neither."""
+    metrics = Path(config.train.run_dir) / METRICS
+    return checkpoint_root(config).exists() or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _continues(config: RunConfig, resume: str | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from mpitp.backend.device import Device
 from mpitp.checkpoint.load import load_config, load_model
 from mpitp.comm.group import Group
-from mpitp.comm.mesh import make_mesh
+from mpitp.comm.mesh import Mesh, make_mesh
 from mpitp.config import DropoutSection, RunConfig
 from mpitp.data.sampler import Sampler
 from mpitp.data.token_file import TokenFile
@@ -79,9 +79,14 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
     return decoder
 
 
+def run_mesh(config: RunConfig, world: Group) -> Mesh:
+    """The mesh that the run file asks for. Raises ConfigError when the job has another number of ranks."""
+    return make_mesh(world, config.mesh.tp, config.mesh.pp, config.mesh.dp, config.mesh.cp)
+
+
 def make_model(config: RunConfig, decoder: DecoderConfig, world: Group, device: Device) -> CausalLM:
     """The model laid over the run's mesh, with loaded or fresh weights."""
-    mesh = make_mesh(world, config.mesh.tp, config.mesh.pp, config.mesh.dp, config.mesh.cp)
+    mesh = run_mesh(config, world)
     blocks = choose_blocks(config.train.invariant, config.train.invariant_blocks, decoder.heads)
     dtype = config.model.dtype
     if config.model.from_ is not None:

@@ -248,6 +248,16 @@ def test_earlier_run_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000001"]
 
 
+def test_run_that_never_began_is_no_earlier_run(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match="needs 4 ranks, the job has 2"):
+        run(2, config(data, tmp_path / "run", mesh_tp=4))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(FileError, match="named can't be resumed from"):
+        run(2, config(data, tmp_path / "run"), resume=str(tmp_path / "named"))
+    run(2, config(data, tmp_path / "run"))
+    assert len(losses(tmp_path / "run")) == STEPS
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another model": (
         {"model_n_inner": 41, "model_n_layer": 1},
