@@ -41,8 +41,9 @@ class TrainStep:
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Train on the microbatches of one step. Raises NumericError, with nothing updated, when it isn't finite."""
-        loss, tokens = self.accumulate(batches)
-        norm = self.grad_norm()
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what comes of them is looked at below
+            loss, tokens = self.accumulate(batches)
+            norm = self.grad_norm()
         loss, norm = self._agreed(loss, norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NumericError(
