@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpitp.errors import FileError, UsageError
+from mpitp.files import os_failure
 
 if TYPE_CHECKING:
     from mpitp.comm.group import Group
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     group, device = start_job(args.device, invariant=args.invariant)
     prompts = _prompts(args, group)
-    tokenizer, config = load_tokenizer(args.model), load_config(args.model)
+    config, tokenizer = load_config(args.model), load_tokenizer(args.model)
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     tracer = _tracer(args)
@@ -137,9 +138,23 @@ class Printer:
                 self._write(("\n" if index else "") + (prompt if self.echo else "") + text + "\n")
 
     def _write(self, text: str) -> None:
-        if self.is_speaker:
+        if not self.is_speaker:
+            return
+        if sys.stdout is None:
+            raise FileError("can't write to standard output: it is closed")
+        try:
             sys.stdout.write(text)
             sys.stdout.flush()
+        except UnicodeEncodeError as error:
+            letter = error.object[error.start]
+            raise FileError(
+                f"can't write {ascii(letter)} to standard output, whose encoding is {error.encoding}: choose a UTF-8 "
+                "locale, or set PYTHONIOENCODING=utf-8"
+            ) from error
+        except BrokenPipeError:
+            raise  # the reader has left, as in `mpitp ... | head`
+        except OSError as error:
+            raise os_failure("write to", "standard output", error) from error
 
 
 def _check(args: argparse.Namespace) -> None:
