@@ -86,7 +86,7 @@ def check_target(target: Path, overwrite: bool, patterns: Sequence[str]) -> None
         return
     names = sorted(path.name for path in target.iterdir())  # NotADirectoryError for a file
     if names and not overwrite:
-        raise FileError(f"{target} exists and is not empty; choose another place or ask to overwrite it")
+        raise FileError(f"{target} exists and is not empty; choose another place, or replace it (--overwrite)")
     strange = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     if strange:
         raise FileError(

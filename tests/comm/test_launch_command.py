@@ -160,6 +160,11 @@ def test_mistakes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("UsageError: ")
 
 
+def test_missing_script_is_refused_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", "-n", "2", "--", "none.py"]) == 4
+    assert capsys.readouterr().err == "FileError: can't read none.py: there is no such file\n"
+
+
 def test_dry_run_prints_the_command(bin_dirs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     script(bin_dirs[0] / "mpiexec")
     assert cli.main(["launch", "-n", "3", "--dry-run", "--", "train", "a b.toml"]) == 0
