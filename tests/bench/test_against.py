@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitp.bench import against, command
+from mpitp.bench import against, command, decode
 from mpitp.bench.timing import Samples
 from mpitp.errors import LaunchError, UsageError
 from tests.bench.test_command import DECODE, TRAIN, parsed
@@ -52,6 +52,15 @@ def test_comparison() -> None:
     form = {"tokens_per_second": {"best": 5.0, "median": 4.0}, "ours_is_times": {"least": 2.0, "median": 1.5}}
     assert found == {"torch": "2.0", "forms": {"functions": form}}
     assert "2.00 times as fast" in against.comparison_lines({"against": found})[-1]
+
+
+def test_comparison_of_generation() -> None:
+    samples = Samples({"batch 2": [1.0, 2.0], "peer, batch 2": [2.0, 6.0]})
+    found = decode._comparison(samples, [2], "transformers 5")
+    speed, times = {"best": 1.0, "median": 0.5}, {"least": 2.0, "median": 2.5}
+    assert found["batches"] == [{"batch": 2, "tokens_per_second": speed, "ours_is_times": times}]
+    assert "transformers 5" in decode._comparison_lines(found)[1]
+    assert decode._comparison_lines(None) == []
 
 
 @pytest.mark.parametrize("words", [[*TRAIN, "--against", "torch"], [*DECODE, "--against", "transformers"]])
