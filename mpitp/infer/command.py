@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         tracer.attach(model)
     speed, printer = Speed(), Printer(args, tokenizer, prompts, is_speaker=group.rank == 0)
     eos_ids = () if args.ignore_eos else None
+    if group.rank == 0:
+        _say_shortened(args.max_new_tokens, encoded, config.max_positions)
     printer.begin()
     done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, printer.token, speed)
     printer.end(done)
@@ -196,6 +198,18 @@ def _read_lines(path: str) -> list[str] | FileError:
     except UnicodeDecodeError as error:
         return FileError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}")
     return lines if lines else FileError(f"{path} holds no prompt; expected one a line")
+
+
+def _say_shortened(max_new_tokens: int, encoded: list[list[int]], positions: int) -> None:
+    """Tell of texts that the model's positions will end early."""
+    for index, prompt in enumerate(encoded):
+        room = positions - len(prompt) + 1  # the last token need not be fed back
+        if 0 < room < max_new_tokens:
+            print(
+                f"mpitp: prompt {index + 1} has {len(prompt)} of the model's {positions} positions: "
+                f"at most {room} new tokens",
+                file=sys.stderr,
+            )
 
 
 def _print_speed(speed: Speed, model: CausalLM) -> None:

@@ -6,6 +6,7 @@ nothing in the maths, or an error: silence about a key that does change the math
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,10 +179,11 @@ class HfConfigReader:
         """Refuse keys that were not taken and are not known to be harmless, and harmless ones with harmful values."""
         unknown = [key for key in self.raw if key not in self._taken and key not in HARMLESS_KEYS]
         if unknown:
+            near = difflib.get_close_matches(unknown[0], self._taken, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; remove it if it doesn't"
             raise ConfigError(
                 f"config.json: unknown keys {', '.join(map(repr, unknown[:5]))} for model_type "
-                f"{self.raw.get('model_type')!r}: it may change the maths, so the model is refused; "
-                "remove it if it doesn't"
+                f"{self.raw.get('model_type')!r}: it may change the maths, so the model is refused{hint}"
             )
         for key, allowed in REQUIRED_VALUES.items():
             value = self.raw.get(key)

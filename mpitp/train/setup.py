@@ -64,7 +64,7 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
         path = Path(section.config)
         decoder = config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
     else:
-        decoder = config_from_hf(_with_defaults(section.fields, data))
+        decoder = _config_from_fields(section.fields, data)
     decoder = dataclasses.replace(decoder, dropouts=_dropouts(decoder.dropouts, section.dropout))
     if data.vocab_size > decoder.vocab_size:
         raise ConfigError(
@@ -124,6 +124,14 @@ def schedule(config: RunConfig) -> Schedule:
     """The learning rate as the run file says."""
     optim = config.optim
     return Schedule(optim.lr, config.train.steps, optim.warmup_steps, optim.schedule, optim.min_lr)
+
+
+def _config_from_fields(fields: Mapping[str, Any], data: RunData) -> DecoderConfig:
+    """The config of the run file's own fields; errors speak of the run file's section."""
+    try:
+        return config_from_hf(_with_defaults(fields, data))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
 
 
 def _with_defaults(fields: Mapping[str, Any], data: RunData) -> dict[str, Any]:

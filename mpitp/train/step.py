@@ -41,6 +41,7 @@ class TrainStep:
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """Train on the microbatches of one step. Raises NumericError, with nothing updated, when it isn't finite."""
+        self.model.zero_grad()  # what a caller has left there, or a step that was given up
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what comes of them is looked at below
             loss, tokens = self.accumulate(batches)
             norm = self.grad_norm()
