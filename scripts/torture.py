@@ -91,9 +91,7 @@ class Job:
         family = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= more
-        found = sorted(
-            pid for pid in family - {self.process.pid} if b"train" in words.get(pid, []) and b"launch" not in words[pid]
-        )
+        found = sorted(pid for pid in family if words.get(pid, [])[1:4] == [b"-m", b"mpitp", b"train"])
         self.seen.update(found)
         return found
 
