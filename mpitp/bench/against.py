@@ -59,7 +59,8 @@ class Peer:
                 process.stdin.close()
         for process in self._processes:
             assert process.stdout is not None
-            process.stdout.close()
+            with process.stdout:
+                process.stdout.read()  # to its end: a slow one may still be about to write
             process.wait(timeout=60)
 
     def _answer(self) -> dict[str, Any]:
