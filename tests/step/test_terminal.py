@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,17 @@ from mpitp.step.command import add_arguments, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAR = "\x1b[H\x1b[2J"
+SESSIONS: list[Session] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """A test that fails half way ends its program all the same."""
+    yield
+    while SESSIONS:
+        process = SESSIONS.pop().process
+        process.kill()
+        process.wait()
 
 
 class Session:
@@ -37,15 +49,24 @@ class Session:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         self.text = ""
+        SESSIONS.append(self)
 
     def wait_for(self, text: str, seconds: float = 60.0) -> str:
         """The newest screen, once it contains `text`."""
         end = time.monotonic() + seconds
         while text not in self.screen():
             assert time.monotonic() < end, f"no {text!r} on the screen:\n{self.screen()}"
-            if select.select([self.master], [], [], 0.2)[0]:
-                self.text += os.read(self.master, 65536).decode()
+            self._read(0.2)
+        while self._read(0.5):  # a screen may come in pieces
+            pass
         return self.screen()
+
+    def _read(self, seconds: float) -> bool:
+        """Read what comes within these seconds; whether something came."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return False
+        self.text += os.read(self.master, 65536).decode(errors="replace")
+        return True
 
     def screen(self) -> str:
         return self.text.rpartition(CLEAR)[2]
@@ -58,10 +79,9 @@ class Session:
         end = time.monotonic() + 30
         while self.process.poll() is None:
             assert time.monotonic() < end, "it doesn't end"
-            if select.select([self.master], [], [], 0.1)[0]:
-                self.text += os.read(self.master, 65536).decode()
-        while select.select([self.master], [], [], 0)[0]:
-            self.text += os.read(self.master, 65536).decode()
+            self._read(0.1)
+        while self._read(0):
+            pass
         assert termios.tcgetattr(self.slave) == self.before
         os.close(self.master)
         os.close(self.slave)
