@@ -159,11 +159,13 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from mpitp.bench import allreduce, decode, save, scaling, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
+    from mpitp.comm.start import agree_on_accelerator
     from mpitp.comm.world import world_group
 
     programs = {"train": train, "decode": decode, "allreduce": allreduce, "scaling": scaling, "save": save}
     program = programs[args.what]
     group = world_group()
+    agree_on_accelerator(group)
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
             "--clock cpu is right for one rank with one BLAS thread only (it adds up threads and leaves out waiting); "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import describe_accelerator
 from mpitp.backend.threads import affinity_cores, threads_per_rank
 from mpitp.comm.group import Group
 
@@ -26,6 +27,7 @@ def machine_facts(group: Group) -> dict[str, Any]:
         "blas": ", ".join(f"{pool['internal_api']} {pool.get('architecture', '')}".strip() for pool in blas),
         "blas_threads": max((pool["num_threads"] for pool in blas), default=1),
         "numpy": np.__version__,
+        "accelerator": describe_accelerator(),
     }
     return group.broadcast_object(facts)
 
@@ -54,7 +56,8 @@ def describe(facts: dict[str, Any]) -> str:
     threads, ranks = facts["blas_threads"], facts["ranks"]
     return (
         f"{ranks} rank{'s' * (ranks > 1)}, {facts['cores']} cores in the affinity mask, {facts['processor']}; "
-        f"NumPy {facts['numpy']}, BLAS {facts['blas']} with {threads} thread{'s' * (threads > 1)}"
+        f"NumPy {facts['numpy']}, BLAS {facts['blas']} with {threads} thread{'s' * (threads > 1)}; "
+        f"accelerator {facts['accelerator']}"
     )
 
 

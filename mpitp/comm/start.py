@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
+from mpitp.backend.accelerator import offer, use_accelerator
 from mpitp.backend.device import Device, make_device
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm.environment import launch_claim
@@ -22,4 +24,15 @@ def start_job(device: str, *, invariant: bool = False) -> tuple[Group, Device]:
     claim = launch_claim(os.environ)
     local_rank = claim.rank if claim.local_rank is None else claim.local_rank
     chosen = make_device(device, local_rank)
-    return world_group(), chosen
+    group = world_group()
+    agree_on_accelerator(group)
+    return group, chosen
+
+
+def agree_on_accelerator(group: Group) -> None:
+    """All ranks use the accelerator, or none does: whether all have it, in one version, is decided here once."""
+    offers = group.all_gather_objects(offer())
+    use_accelerator(bool(offers[0]) and len(set(offers)) == 1)
+    if len(set(offers)) > 1 and group.rank == 0:
+        found = ", ".join(sorted(name or "none" for name in set(offers)))
+        print(f"mpitp: warning: the ranks differ in their accelerator ({found}); none is used", file=sys.stderr)

@@ -36,6 +36,7 @@ def diagnose(
         Fact(
             "blas", f"{', '.join(first.blas) or 'unknown'}; threads a rank: {_spread(p.blas_threads for p in probes)}"
         ),
+        _accelerator_fact(probes),
         Fact("cores", f"{_spread(len(p.cores) for p in probes)} in the affinity mask of a rank"),
         _mpi_fact(probes, launch_failure),
         _launcher_fact(claims, launch_failure),
@@ -56,6 +57,12 @@ def _version_facts(probes: Sequence[RankProbe]) -> list[Fact]:
         remedy = "the ranks differ; start all of them from one environment"
         facts.append(Fact(name, shown if len(found) == 1 else ", ".join(sorted(found)), len(found) == 1, remedy))
     return facts
+
+
+def _accelerator_fact(probes: Sequence[RankProbe]) -> Fact:
+    found = sorted({probe.accelerator for probe in probes})
+    remedy = "the ranks differ, so none uses it; start all of them from one environment"
+    return Fact("accelerator", " | ".join(found), len(found) == 1, remedy)
 
 
 def _mpi_fact(probes: Sequence[RankProbe], launch_failure: str) -> Fact:

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from mpitp import __version__
+from mpitp.backend.accelerator import describe_accelerator
 from mpitp.backend.threads import affinity_cores
 from mpitp.comm.device_aware import DeviceAwareness, query_device_awareness
 from mpitp.comm.world import library_name
@@ -27,6 +28,7 @@ class RankProbe:
     executable: str
     blas: tuple[str, ...]
     blas_threads: int
+    accelerator: str
     mpi: tuple[str, str]  # library, standard version
     device_aware: DeviceAwareness
     gpu: str
@@ -55,6 +57,7 @@ def probe_rank() -> RankProbe:
             f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}".strip() for pool in pools
         ),
         blas_threads=max((pool["num_threads"] for pool in pools), default=1),
+        accelerator=describe_accelerator(),
         mpi=_probe_mpi(),
         device_aware=_probe_device_awareness(),
         gpu=gpu,

@@ -37,7 +37,7 @@ def test_json() -> None:
     told = json.loads(doctor("doctor", "--json").stdout)
     names = [fact["name"] for fact in told["facts"]]
     assert told["ok"] is True
-    assert {"python", "numpy", "blas", "cores", "mpi4py", "mpi", "launcher", "ranks", "load"} <= set(names)
+    assert {"python", "numpy", "blas", "accelerator", "cores", "mpi4py", "mpi", "launcher", "ranks", "load"} <= set(names)
     assert {"cuda-aware", "gpu", "/dev/shm", "all-reduce"} <= set(names)
 
 
@@ -45,7 +45,7 @@ def test_mismatch_is_marked_and_ends_with_6() -> None:
     result = doctor("doctor", PMI_SIZE="2", PMI_RANK="0")
     assert result.returncode == 6
     assert "\nWRONG  launcher " in result.stdout
-    assert result.stdout.endswith("1 of 14 facts are WRONG\n")
+    assert result.stdout.endswith("1 of 15 facts are WRONG\n")
     assert all(len(line) <= SCREEN[0] for line in result.stdout.splitlines() if "->" in line)
 
 
