@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import cache
 from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -49,4 +50,17 @@ def limit_blas_threads(threads: int) -> AbstractContextManager[Any]:
     """Let the BLAS libraries that are loaded by now use `threads`: until the end of a `with` block, or for good."""
     from threadpoolctl import threadpool_limits
 
-    return threadpool_limits(limits=threads, user_api="blas")
+    limits = threadpool_limits(limits=threads, user_api="blas")
+    blas_threads.cache_clear()
+    undo = ExitStack()
+    undo.callback(blas_threads.cache_clear)
+    undo.callback(limits.restore_original_limits)
+    return undo
+
+
+@cache
+def blas_threads() -> int:
+    """The most threads that a BLAS library loaded by now uses; 1 if there is none. Looked up once, and again after a limit was set."""
+    from threadpoolctl import threadpool_info
+
+    return max((found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"), default=1)

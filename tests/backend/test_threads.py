@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_info
 from mpitp.backend.threads import (
     THREAD_VARIABLES,
     affinity_cores,
+    blas_threads,
     fair_share,
     limit_blas_threads,
     set_thread_environment,
@@ -56,7 +57,9 @@ def test_blas_is_limited() -> None:
     before = threads()
     with limit_blas_threads(1):
         assert threads() == [1] * len(before)
+        assert blas_threads() == 1
     assert threads() == before
+    assert blas_threads() == max(before)
 
 
 def test_no_numpy_is_imported() -> None:

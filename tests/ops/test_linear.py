@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpitp.backend.arrays import from_host, to_host
+from mpitp.ops import linear
 from mpitp.ops.linear import linear_bias_grad, linear_forward, linear_input_grad, linear_weight_grad
 from tests.ops.checks import assert_like, assert_rounding_close, check_gradients, strided
 
@@ -26,6 +27,23 @@ def test_forward(xp, rng, t, view, with_out):
     assert_rounding_close(no_bias, x.astype(np.float64) @ w.T.astype(np.float64), 16)
     if xp is np:
         assert no_bias.flags.c_contiguous
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_row(monkeypatch, rng, threads, dtype):
+    """One core takes a dot product a row of w, several share BLAS's matrix-vector product."""
+    monkeypatch.setattr(linear, "blas_threads", lambda: threads)
+    x, w = rng.standard_normal((1, 70)).astype(dtype), rng.standard_normal((50, 70)).astype(dtype)
+    assert_rounding_close(linear_forward(x, w), x.astype(np.float64) @ w.T.astype(np.float64), 70)
+
+
+def test_one_row_s_bits_don_t_depend_on_what_lies_around_it(rng):
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in [(3, 200), (150, 200)])
+    for k in range(1, 100):
+        part = linear_forward(x[1:2, 7 : 7 + k], w[:, 7 : 7 + k])
+        assert part.tobytes() == linear_forward(x[1:2, 7 : 7 + k].copy(), w[:, 7 : 7 + k].copy()).tobytes()
+        assert part[:, 20:50].tobytes() == linear_forward(x[1:2, 7 : 7 + k], w[20:50, 7 : 7 + k]).tobytes()
 
 
 @pytest.mark.parametrize("t", SIZES)
