@@ -18,7 +18,7 @@ from typing import Any
 
 from mpitp.backend.arrays import array_module
 from mpitp.backend.rng import dropout_mask
-from mpitp.layers.cached_attention import attend_newest, query_groups
+from mpitp.layers.cached_attention import QueryGroups, attend_newest
 from mpitp.layers.kv_cache import LayerCache
 from mpitp.layers.layout import Summation
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
@@ -68,7 +68,7 @@ class SelfAttention:
         self.dropout = dropout
         self.scale = head_dim**-0.5
         self.kv_index = [heads.kv_index(j) for j in range(heads.query.size)]
-        self.query_groups = query_groups(self.kv_index)
+        self.query_groups = QueryGroups.of(self.kv_index)
         self.grad_slots = GradSlots.of(heads)
 
     def forward(self, x: Array, seqs: Sequences, cache: LayerCache | None = None) -> tuple[Array, AttentionContext]:

@@ -10,40 +10,55 @@ depend on which other heads its rank holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
 
 Array = Any
 
 
-def query_groups(kv_index: Sequence[int]) -> tuple[tuple[int, slice], ...]:
-    """(local KV head, the neighbouring query heads that use it) of `kv_index`, the KV head of each query head.
+@dataclass(frozen=True, slots=True)
+class QueryGroups:
+    """Which KV head each of this rank's query heads uses."""
 
-    >>> query_groups([0, 0, 0, 1, 1])
-    ((0, slice(0, 3, None)), (1, slice(3, 5, None)))
-    """
-    groups, start = [], 0
-    for kv, heads in groupby(kv_index):
-        stop = start + len(list(heads))
-        groups.append((kv, slice(start, stop)))
-        start = stop
-    return tuple(groups)
+    kv_index: np.ndarray  # [a], the local KV head of each query head
+    neighbours: tuple[tuple[int, slice], ...]  # (local KV head, the neighbouring query heads that use it)
+
+    @classmethod
+    def of(cls, kv_index: Sequence[int]) -> QueryGroups:
+        """From the KV head of each query head.
+
+        >>> QueryGroups.of([0, 0, 0, 1, 1]).neighbours
+        ((0, slice(0, 3, None)), (1, slice(3, 5, None)))
+        """
+        neighbours, start = [], 0
+        for kv, heads in groupby(kv_index):
+            stop = start + len(list(heads))
+            neighbours.append((kv, slice(start, stop)))
+            start = stop
+        return cls(np.array(kv_index, np.int64), tuple(neighbours))
 
 
-def attend_newest(
-    q: Array, keys: Array, values: Array, groups: Sequence[tuple[int, slice]], scale: float, out: Array
-) -> None:
-    """Write o [a, d] of q [a, d] over keys and values [u, g, d] to `out`; groups from `query_groups`."""
+def attend_newest(q: Array, keys: Array, values: Array, groups: QueryGroups, scale: float, out: Array) -> None:
+    """Write o [a, d] of q [a, d] over keys and values [u, g, d] to `out`."""
     xp = array_module(q)
+    if is_accelerated(xp, q.dtype):
+        from mpitp.ops.compiled.newest import attend
+
+        attend(q, keys, values, groups.kv_index, scale, out)
+        return
     keys_of, values_of = keys.transpose(1, 0, 2), values.transpose(1, 0, 2)  # [g, u, d], as the cache stores them
     q, o = (q * scale)[:, None], out[:, None]  # [a, 1, d]
     p = xp.empty((q.shape[0], 1, keys.shape[0]), q.dtype)
-    for kv, heads in groups:
+    for kv, heads in groups.neighbours:
         xp.matmul(q[heads], keys_of[kv].T, out=p[heads])
     p -= p.max(axis=2, keepdims=True)
     xp.exp(p, out=p)
-    for kv, heads in groups:
+    for kv, heads in groups.neighbours:
         xp.matmul(p[heads], values_of[kv], out=o[heads])
     o /= p.sum(axis=2, keepdims=True)

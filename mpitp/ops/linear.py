@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
 from mpitp.backend.threads import blas_threads
 
 Array = Any
 
 
+FEWEST_ROWS = 8  # up to here reading w takes most of the time
+CACHED_BYTES = 256 * 1024  # of w, in the second-level cache
 SMALL_PRODUCT = 10**6  # t n k up to which OpenBLAS multiplies without packing
 DOT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 FEW_ROWS = 64  # up to here w @ x.T is faster than x @ w.T on a CPU (OpenBLAS, measured: 1.1 to 3 times)
@@ -36,34 +39,44 @@ def linear_forward(x: Array, w: Array, bias: Array | None = None, out: Array | N
         y = _product(x, w.T, out)
     else:
         y = np.empty((rows, w.shape[0]), dtype=x.dtype) if out is None else out
-        if rows == 1:
-            _one_row(x[0], w, out=y[0])
-        else:
+        is_one_core = blas_threads() == 1 and x.dtype in DOT_DTYPES
+        if not is_one_core or rows > FEWEST_ROWS:
             _few_rows(x, w, out=y)
+        elif rows > 1 and is_accelerated(np, x.dtype) and w.strides[1] == w.itemsize:
+            from mpitp.ops.compiled.few_rows import few_rows
+
+            few_rows(x, w, out=y)
+        else:
+            _fewest_rows(x, w, out=y)
     if bias is not None:
         y += bias
     return y
 
 
-def _one_row(x: Array, w: Array, out: Array) -> None:
-    """out [n] = w @ x, x [k]: bound by reading w.
+def _fewest_rows(x: Array, w: Array, out: Array) -> None:
+    """out [t, n] = x @ w.T on one core for few rows of x: bound by reading w, once and in order.
 
-    One core reads w nearly twice as fast in a dot product a row (one stream of memory) as in BLAS's matrix-vector
-    product (several rows at a time); several BLAS threads share the latter.
+    A dot product a row of w is one stream of memory and reads it nearly twice as fast as BLAS's products do, which go
+    through several rows at a time. So the first row of x is multiplied in that way, piece by piece of w, and the others
+    find the piece in the cache.
     """
-    if blas_threads() == 1 and x.dtype in DOT_DTYPES:
-        np.vecdot(w, x, out=out)
-    else:
-        out[...] = np.matmul(_packed(w), _packed(x))
+    step = max(1, CACHED_BYTES // max(w.shape[1] * w.itemsize, 1)) if len(x) > 1 else max(len(w), 1)
+    for i in range(0, len(w), step):
+        piece = w[i : i + step]
+        np.vecdot(piece, x[0], out=out[0, i : i + step])
+        if len(x) == 2:
+            np.vecdot(piece, x[1], out=out[1, i : i + step])
+        elif len(x) > 2:
+            _product(x[1:], piece.T, out=out[1:, i : i + step])
 
 
 def _few_rows(x: Array, w: Array, out: Array) -> None:
-    """out [t, n] = (w @ x.T).T: bound by reading w as well, once and in order.
+    """out [t, n] = (w @ x.T).T, w in pieces that OpenBLAS multiplies without packing (it packs for reuse: none here).
 
-    w goes in pieces small enough for OpenBLAS to compute without packing them (it packs for reuse: there is none).
+    A single row is a matrix-vector product, which several threads share.
     """
     columns, (n, k) = np.ascontiguousarray(x.T), w.shape
-    step = max(1, SMALL_PRODUCT // (len(x) * max(k, 1)))
+    step = max(1, n if len(x) == 1 else SMALL_PRODUCT // (len(x) * max(k, 1)))
     for i in range(0, n, step):
         out.T[i : i + step] = _product(w[i : i + step], columns)
 

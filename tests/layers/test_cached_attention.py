@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpitp.backend.arrays import from_host, to_host
-from mpitp.layers.cached_attention import attend_newest, query_groups
+from mpitp.layers.cached_attention import QueryGroups, attend_newest
 from mpitp.layers.kv_cache import LayerCache
 from mpitp.ops.attention import attention_forward
 from tests import strict_cupy
@@ -24,13 +24,13 @@ def cached(u: int, g: int, d: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 def newest(q: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_index: list[int]) -> np.ndarray:
     out = np.empty_like(q)
-    attend_newest(q, keys, values, query_groups(kv_index), 0.25, out)
+    attend_newest(q, keys, values, QueryGroups.of(kv_index), 0.25, out)
     return out
 
 
 def test_groups_cover_the_query_heads_in_order() -> None:
-    assert query_groups([0, 0, 1, 2, 2]) == ((0, slice(0, 2)), (1, slice(2, 3)), (2, slice(3, 5)))
-    assert query_groups([]) == ()
+    assert QueryGroups.of([0, 0, 1, 2, 2]).neighbours == ((0, slice(0, 2)), (1, slice(2, 3)), (2, slice(3, 5)))
+    assert QueryGroups.of([]).neighbours == ()
 
 
 @pytest.mark.parametrize("kv_index, g", CASES)
@@ -68,5 +68,5 @@ def test_runs_on_device_arrays() -> None:
     q = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
     on_device = [from_host(x, strict_cupy) for x in (q, keys, values)]
     out = strict_cupy.empty((3, 8), np.float32)
-    attend_newest(*on_device, query_groups([0, 0, 1]), 0.25, out)
+    attend_newest(*on_device, QueryGroups.of([0, 0, 1]), 0.25, out)
     np.testing.assert_allclose(to_host(out), newest(q, keys, values, [0, 0, 1]), atol=1e-6)

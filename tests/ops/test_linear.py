@@ -30,11 +30,14 @@ def test_forward(xp, rng, t, view, with_out):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("t", [1, 2, 3, 8, 9, 64, 65])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_one_row(monkeypatch, rng, threads, dtype):
-    """One core takes a dot product a row of w, several share BLAS's matrix-vector product."""
+def test_few_rows_on_one_core_and_on_several(monkeypatch, rng, threads, t, dtype):
+    """One core takes dot products and pieces of w, several share BLAS's products."""
     monkeypatch.setattr(linear, "blas_threads", lambda: threads)
-    x, w = rng.standard_normal((1, 70)).astype(dtype), rng.standard_normal((50, 70)).astype(dtype)
+    monkeypatch.setattr(linear, "CACHED_BYTES", 7 * 70 * 4)
+    monkeypatch.setattr(linear, "SMALL_PRODUCT", 70 * 100)
+    x, w = rng.standard_normal((t, 70)).astype(dtype), rng.standard_normal((50, 70)).astype(dtype)
     assert_rounding_close(linear_forward(x, w), x.astype(np.float64) @ w.T.astype(np.float64), 70)
 
 
