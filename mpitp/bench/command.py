@@ -34,8 +34,8 @@ step's own matrix products alone: the floor under the step. Prints both, their r
 (from extra steps, the timed ones run untouched), and the bytes that it communicates against the closed form."""
 
 _DECODE = """\
-Time generation (greedy, through the product's own loop) and in turn with it the matrix-vector products over all
-weights: a token of one text needs every weight once, so reading them is its bound. With --batch N, N texts together
+Time generation (greedy, through the product's own loop) and in turn with it the products of all weights with one
+vector each: a token of one text needs every weight once, so reading them is its bound. With --batch N, N texts together
 too. Without --model DIR a random model of the sizes given; they default to those of SmolLM2-135M."""
 
 _ALLREDUCE = """\
