@@ -1,8 +1,8 @@
 """`mpitp bench decode`: generation against the time that reading the weights takes.
 
 A token of one text needs every weight once and little else, so the products of all weights with one vector each, timed
-alone in the same run, are its floor: the weight-reading bound. They are made as generation makes them (on one core a dot
-product a row, see `ops/linear.py`); what BLAS's matrix-vector product W @ x takes for the same is told beside it.
+alone in the same run, are its floor: the weight-reading bound. They are made as generation makes them (on one core a
+dot product a row, see `ops/linear.py`); what BLAS's matrix-vector product W @ x takes for the same stands beside it.
 """
 
 from __future__ import annotations
