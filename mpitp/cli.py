@@ -12,13 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpitp import __version__
 from mpitp.backend.malloc import keep_blocks_in_heap
 from mpitp.backend.threads import set_thread_environment
 from mpitp.comm.abort import guarded, install_abort_hook
-from mpitp.comm.environment import LaunchClaim, forget_launcher, launch_claim
+from mpitp.comm.environment import MPIEXECS, LaunchClaim, forget_launcher, launch_claim
 from mpitp.errors import UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -49,7 +49,8 @@ Transformers whose every layer is split over MPI ranks.
   mpitp launch -n 4 -- VERB ...    run a verb on 4 ranks (or: mpirun -n 4 mpitp VERB ..., srun mpitp VERB ...)
 
 exit codes: 0 done, 2 usage, 3 configuration or shapes, 4 checkpoint or file, 5 numeric failure (NaN),
-6 MPI or launch, 75 preempted with the state saved, 1 a bug in mpitp
+6 MPI or launch, 75 preempted with the state saved, 1 a bug in mpitp, 130 interrupted, 141 the reader of the output has
+left, 128 + N ended by signal N (137: a rank was killed)
 """
 
 
@@ -59,27 +60,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    call = _read(words)
+    if call is None:
+        return 0
+    verb, module, args = call
+    claim = launch_claim(os.environ)
+    if verb == "launch":  # its ranks must find the environment as the user left it
+        return module.run(args) if _can_be_launched(module.launched_words(args), claim) else 0
+    if verb in ONE_PROCESS:
+        if claim.rank > 0:
+            return 0
+        forget_launcher(os.environ)  # the others have left: there is no job to end when this one fails
+    _prepare_rank(claim)
+    return module.run(args)
+
+
+def _read(words: list[str]) -> tuple[str, Any, argparse.Namespace] | None:
+    """The verb, its module and its arguments; None where what was asked for is printed already."""
     verb = words[0] if words else "--help"
     if verb in ("-h", "--help", "help"):
         print(_HELP.format(verbs="\n".join(f"  {name:10} {line}" for name, (_, line) in VERBS.items())), end="")
-        return 0
+        return None
     if verb in ("-V", "--version"):
         print(f"mpitp {__version__}")
-        return 0
+        return None
     if verb not in VERBS:
         raise UsageError(f"mpitp has no verb {verb!r}{_suggestion(verb)}; mpitp --help lists them")
     module = import_module(VERBS[verb][0])
     parser = _Parser(f"mpitp {verb}", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     module.add_arguments(parser)
-    args = parser.parse_args(words[1:])
-    claim = launch_claim(os.environ)
-    if verb in ONE_PROCESS:
-        if claim.rank > 0:
-            return 0
-        forget_launcher(os.environ)  # the others have left: there is no job to end when this one fails
-    if verb != "launch":  # its ranks must find the environment as the user left it
-        _prepare_rank(claim)
-    return module.run(args)
+    return verb, module, parser.parse_args(words[1:])
+
+
+def _can_be_launched(words: list[str], claim: LaunchClaim) -> bool:
+    """Look at what every rank would read: help is printed once, and a mistake is found without starting any."""
+    if claim.size > 1 and claim.launcher in MPIEXECS:
+        raise UsageError(f"{claim.launcher} has started {claim.size} of these already; run mpitp launch by itself")
+    if words[:1] == ["launch"]:
+        raise UsageError("launch can't start itself: after its -- comes what the ranks run, as mpitp launch -- doctor")
+    if not words or words[0].endswith(".py"):  # a script reads its own arguments
+        return True
+    return _read(words) is not None
 
 
 def _prepare_rank(claim: LaunchClaim) -> None:

@@ -41,6 +41,12 @@ class LaunchError(MpitpError, RuntimeError):
     exit_code = 6
 
 
+class RankKilled(LaunchError):
+    """A rank's process was ended from outside (exit code 137, as launchers have it: 128 + SIGKILL)."""
+
+    exit_code = 137
+
+
 class Preempted(MpitpError):
     """The job was asked to stop and its state is saved (exit code 75, EX_TEMPFAIL: run it again)."""
 

@@ -74,6 +74,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMIZER = "optimizer"
+ASIDE = "aside-"  # before the name of a checkpoint that the run didn't go on from
 CHUNK_BYTES = 1 << 26  # what one checksum covers
 READ_BYTES = 1 << 20
 
@@ -233,8 +234,15 @@ class Save:
         self._removal.start()
 
     def _remove_oldest(self) -> None:
-        for old in checkpoints(self.target.parent)[self.keep :]:
-            shutil.rmtree(old, ignore_errors=True)
+        """Leave `keep` checkpoints; those set aside go when so many are of their step or later."""
+        root = self.target.parent
+        found = checkpoints(root)
+        old = found[self.keep :]
+        if len(found) >= self.keep:
+            last = _step_of(found[self.keep - 1])
+            old += [path for path in root.glob(f"{ASIDE}step-*") if 0 <= _step_of(path, ASIDE) <= last]
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
 
     def wait_for_removal(self) -> None:
         """Return when the oldest checkpoints are gone; a published save removes them while its caller goes on."""
@@ -287,14 +295,14 @@ class BackgroundSave:
 
 def checkpoints(root: Path) -> list[Path]:
     """The directories that look like checkpoints, newest first; whether they are whole is another question."""
-    found = [path for path in root.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) >= 0]
+    return sorted(found, key=_step_of, reverse=True)
 
 
 def set_aside(paths: Sequence[Path]) -> None:
     """Rename checkpoints, so that a run that goes on from an earlier step doesn't mix with them."""
     for path in paths:
-        target = path.with_name(f"aside-{path.name}")
+        target = path.with_name(f"{ASIDE}{path.name}")
         shutil.rmtree(target, ignore_errors=True)
         try:
             path.rename(target)
@@ -454,6 +462,12 @@ def _create_files(directory: Path, stem: str, shards: Shards) -> None:
         create_file(directory / name, plan_file(tensors))
     if len(shards) > 1:
         write_json(directory / f"{stem}.safetensors.index.json", index_of(shards))
+
+
+def _step_of(path: Path, prefix: str = "") -> int:
+    """The step of a directory's name behind `prefix`; -1: it isn't a checkpoint's."""
+    digits = path.name.removeprefix(f"{prefix}step-")
+    return int(digits) if digits.isdecimal() else -1
 
 
 def _name(step: int) -> str:

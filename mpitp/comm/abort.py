@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import math
 import os
+import select
 import signal
 import socket
 import sys
@@ -29,28 +30,45 @@ from typing import Any, NoReturn
 
 from mpitp.comm.environment import launch_claim
 from mpitp.errors import MpitpError, Preempted
+from mpitp.files import os_failure
 
 WAIT_FOR_RANK_0_SECONDS = 1.0
 WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the job before another speaks too
 MESSAGE_TAKES_SECONDS = 0.3  # to the launcher, which forgets what it has not read when the job is aborted
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
+READER_LEFT = 141  # and one that wrote into a pipe that nobody reads any more, as in `mpitp ... | head`
 
 
 def guarded(program: Callable[[], int]) -> int:
     """Run `program` and return its exit code. A failure is reported; on several ranks it ends the job from here."""
     try:
-        code = program()
+        code = _run_to_last_output(program)
     except Preempted as stop:  # all ranks have agreed to stop, so they can end in the ordinary way
         if _rank_and_size()[0] == 0:
             _say(str(stop))
         code = stop.exit_code
-    except SystemExit as stop:
-        code = _code_of(stop)
-        return end_job(stop) if code else 0
     except BaseException as error:
         return end_job(error)
     _let_every_rank_leave()
+    return code
+
+
+def _run_to_last_output(program: Callable[[], int]) -> int:
+    """The program's exit code, its output written: what Python finds out about it at its own end, it says badly."""
+    try:
+        code = program()
+    except SystemExit as stop:
+        code = _code_of(stop)
+        if code:
+            raise
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise os_failure("write to", "standard output", error) from error
     return code
 
 
@@ -68,13 +86,29 @@ def _let_every_rank_leave() -> None:
 
 def end_job(error: BaseException) -> int:
     """Report `error`, and abort all ranks of the job. Returns the exit code only when this rank is the only one."""
+    if isinstance(error, BrokenPipeError) and _let_go_of_unread_output():
+        error = SystemExit(READER_LEFT)
     rank, size = _rank_and_size()
     text = _describe(error)
-    if size > 1:
+    if size > 1 and _code_of(error) != READER_LEFT:
         text = text or f"left with exit code {_code_of(error)}"
+    if size > 1:
         _end_all_ranks(rank, text if rank == 0 and _is_plain(error) else _with_rank(text, rank, size), _code_of(error))
     _say(text)
     return _code_of(error)
+
+
+def _let_go_of_unread_output() -> bool:
+    """Whether the reader of our output has left, as `head` does; what is still to be written then goes nowhere."""
+    watch = select.poll()
+    for descriptor in (1, 2):
+        watch.register(descriptor, 0)  # only what is always told
+    unread = [descriptor for descriptor, event in watch.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in unread:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    return bool(unread)
 
 
 def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
@@ -201,7 +235,7 @@ def _code_of(error: BaseException) -> int:
 
 def _is_plain(error: BaseException) -> bool:
     """Whether the message is for users, who don't care which rank found it when it is the first."""
-    return isinstance(error, MpitpError | KeyboardInterrupt | SystemExit | BrokenPipeError)
+    return isinstance(error, MpitpError | KeyboardInterrupt | SystemExit)
 
 
 def _describe(error: BaseException) -> str:
@@ -209,8 +243,6 @@ def _describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, BrokenPipeError):
-        return ""  # the reader of our output has gone, as in `mpitp ... | head`
     if isinstance(error, SystemExit):
         return "" if error.code is None or isinstance(error.code, int) else str(error.code)
     return "".join(traceback.format_exception(error)).rstrip()

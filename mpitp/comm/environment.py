@@ -29,6 +29,8 @@ _OTHER_LAUNCHERS = (
     ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
 )
 
+MPIEXECS = ("Open MPI mpirun", "PMI (MPICH mpiexec)")  # launchers that can't start another job from within theirs
+
 NO_LAUNCHER = LaunchClaim("none", 1, 0, 0, 1, "")
 
 

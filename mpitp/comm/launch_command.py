@@ -33,9 +33,13 @@ examples:
   mpitp launch -n 64 --launcher "srun --mpi=pmix" -- train run.toml
   mpitp launch -n 2 -- my_script.py --its options      a script of your own, run by `python -m mpi4py`
   mpitp launch -n 4 --dry-run -- generate --model DIR --prompt Hello
+  cat prompts.txt | mpitp launch -n 2 -- generate --model DIR --prompts -
   MPITP_LAUNCHER=ibrun mpitp launch -n 8 -- doctor     the same as --launcher ibrun
 
-Each rank's BLAS gets the cores it may use, divided by the ranks on its node, unless OMP_NUM_THREADS is set."""
+Each rank's BLAS gets the cores it may use, divided by the ranks on its node, unless OMP_NUM_THREADS is set.
+
+Of an mpiexec, mpitp launch stays the parent. A signal to it goes to the job: on TERM or USR1 a training run saves and
+exits with 75. Standard input, where a verb reads it (generate --prompts -), reaches rank 0 as a file in TMPDIR."""
 
 _BINDINGS = {
     "open mpi": {"none": ["--bind-to", "none"], "core": ["--bind-to", "core"], "numa": ["--bind-to", "numa"]},
@@ -82,37 +86,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the launcher's, so that signals and the exit code are the job's own.
+    """Start the job and return its exit code.
 
-    MPICH's doesn't say which rank has died: beside that one this process stays, to say it for a training run.
+    Of an mpiexec this process stays the parent; any other launcher takes its place, so that signals and the exit code
+    are the job's own.
     """
-    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    words = launched_words(args)
     ranks = number_of_ranks(args.ranks, os.environ)
     if not words:
         raise UsageError("nothing to launch; write the command after --, for example: mpitp launch -n 2 -- doctor")
-    if words[0].endswith(".py") and not Path(words[0]).is_file():
+    if is_script(words) and not Path(words[0]).is_file():
         raise FileError(f"can't read {words[0]}: there is no such file")  # once, not by every rank
     launcher = find_launcher(args.launcher, os.environ)
-    command = [*launcher.command, *count_options(launcher, ranks), *bind_options(launcher, args.bind)]
-    command += rank_command(words)
+    start = [*launcher.command, *count_options(launcher, ranks), *bind_options(launcher, args.bind)]
     added = launcher_variables(launcher, os.environ, is_root=os.geteuid() == 0)
     if added:
         _note("set for Open MPI: " + " ".join(f"{name}={value}" for name, value in added.items()))
-    _note(shlex.join(command))
+    _note(shlex.join([*start, *rank_command(words)]))
     if args.dry_run:
         return 0
-    if launcher.kind == "hydra":
-        from mpitp.comm.supervise import run_and_explain, run_directory
+    environ = {**os.environ, **added}
+    if launcher.kind not in _KINDS.values():
+        os.execvpe(start[0], [*start, *rank_command(words)], environ)
+    from mpitp.comm.standard_input import from_file
 
-        run_dir = run_directory(words)
-        if run_dir is not None:
-            return run_and_explain(command, os.environ, run_dir, ranks)
-    os.execvpe(command[0], command, {**os.environ, **added})
+    with from_file(words) as words:
+        return _run_mpiexec(launcher, [*start, *rank_command(words)], environ, words, ranks)
 
 
-def rank_command(words: list[str]) -> list[str]:
+def _run_mpiexec(
+    launcher: Launcher, command: Sequence[str], environ: Mapping[str, str], words: Sequence[str], ranks: int
+) -> int:
+    """Run the job below this process. No verb reads standard input itself; a script may."""
+    from mpitp.comm.job import Job, passed_as
+
+    job = Job(command, environ, stdin=None if is_script(words) else subprocess.DEVNULL)
+    if words[0] != "train":
+        return job.run()
+    from mpitp.comm.supervise import run_and_explain, training
+
+    settings = training(words)
+    if settings is None:
+        return job.run()
+    job.outlives_reader = True
+    job.passed_as = passed_as(launcher.kind, settings.signals)
+    return run_and_explain(job, Path(settings.run_dir), ranks)
+
+
+def launched_words(args: argparse.Namespace) -> list[str]:
+    """What follows the `--`: a verb, or a script, with its arguments."""
+    return args.command[1:] if args.command[:1] == ["--"] else list(args.command)
+
+
+def is_script(words: Sequence[str]) -> bool:
+    """Whether the words begin with a Python script rather than with a verb."""
+    return bool(words) and words[0].endswith(".py")
+
+
+def rank_command(words: Sequence[str]) -> list[str]:
     """What each rank runs: an mpitp verb, or a Python script under mpi4py's runner, which ends the job on errors."""
-    module = "mpi4py" if words[0].endswith(".py") else "mpitp"
+    module = "mpi4py" if is_script(words) else "mpitp"
     return [sys.executable, "-m", module, *words]
 
 

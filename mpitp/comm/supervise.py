@@ -1,4 +1,4 @@
-"""Stays beside a launcher that ends a job without a word on which rank died, and says it afterwards.
+"""Watches a training run beside its launcher, and says afterwards which rank died where the launcher doesn't.
 
 MPICH's mpiexec kills all ranks the moment that one is killed, and then names a process and a host: not always the one
 that died first. This process watches the ranks of its own machine itself, by what the ranks' watchdogs write into the
@@ -8,43 +8,32 @@ run directory; there it also says in which collective the job stood. Of other ma
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
+from mpitp.comm.job import Job
 from mpitp.comm.peers import PeerWatch, Process, this_process
 from mpitp.comm.watchdog import FOLDER, Status, death_report, read_statuses
-from mpitp.config import load_run_config
+from mpitp.config import TrainSection, load_run_config
 from mpitp.errors import MpitpError
 
-TAIL_BYTES = 1 << 14
 _DEATH = re.compile(r"PID (\d+) RUNNING AT (\S+)")
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT)
-_PR_SET_PDEATHSIG = 1
 
 
-def run_and_explain(command: Sequence[str], environ: Mapping[str, str], run_dir: Path, ranks: int) -> int:
-    """Run the launcher, its output and signals passed on; its exit code, after a word on a rank that has died."""
+def run_and_explain(job: Job, run_dir: Path, ranks: int) -> int:
+    """Run the job; its exit code, after a word on a rank that has died."""
     witness = Witness(run_dir, ranks)
-    on_linux = _end_with_parent if sys.platform == "linux" else None
-    process = subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, preexec_fn=on_linux)
-    _pass_signals_on(process)
     with witness:
-        tail = _pass_output_on(process)
-        code = process.wait()
-    named = _DEATH.search(tail) if code else None
+        code = job.run()
+    named = _DEATH.search(job.tail) if code else None
     text = witness.explain(int(named[1]), named[2]) if named else None
     if text:
-        print(f"mpitp launch: {text}", file=sys.stderr, flush=True)
-    return code if code >= 0 else 128 - code
+        job.say(text)
+    return code
 
 
 class Witness:
@@ -111,47 +100,17 @@ class Witness:
         return self._statuses
 
 
-def run_directory(words: Sequence[str]) -> Path | None:
-    """The run directory of `train RUN.TOML ...`; None for other verbs and for what the verb itself will refuse."""
+def training(words: Sequence[str]) -> TrainSection | None:
+    """How `train RUN.TOML ...` trains; None for other verbs and for what the verb itself will refuse."""
     if not words or words[0] != "train":
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("run_file")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--resume")
-    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--trace")
     try:
         known, _ = parser.parse_known_args(list(words[1:]))
-        return Path(load_run_config(known.run_file, known.set).train.run_dir)
+        return load_run_config(known.run_file, known.set).train
     except (MpitpError, argparse.ArgumentError, SystemExit):
         return None
-
-
-def _pass_signals_on(process: subprocess.Popen[bytes]) -> None:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
-
-    for number in _PASSED_ON:
-        signal.signal(number, pass_on)
-    # Ctrl-C reaches the launcher by itself: the terminal sends it to the whole group
-    signal.signal(signal.SIGINT, signal.SIG_IGN if sys.stdin is not None and sys.stdin.isatty() else pass_on)
-
-
-def _pass_output_on(process: subprocess.Popen[bytes]) -> str:
-    """Copy the launcher's output to ours as it comes; its end."""
-    assert process.stdout is not None
-    tail = b""
-    write: Callable[[int, bytes], int] | None = os.write
-    while data := os.read(process.stdout.fileno(), 1 << 16):
-        tail = (tail + data)[-TAIL_BYTES:]
-        while data and write is not None:
-            try:
-                data = data[write(1, data) :]
-            except OSError:  # nobody reads it any more; the job goes on
-                write = None
-    return tail.decode(errors="replace")
-
-
-def _end_with_parent() -> None:
-    """In the child: be told to stop when this process is killed, so that the job doesn't go on without its head."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -28,7 +28,7 @@ from mpitp.comm.abort import end_job
 from mpitp.comm.group import Group
 from mpitp.comm.peers import PeerWatch, Process, this_process
 from mpitp.comm.wrapped import Call, WrappedGroup, call_site, place_of
-from mpitp.errors import LaunchError
+from mpitp.errors import LaunchError, RankKilled
 
 FOLDER = ".watchdog-"  # what a job's folder of status files begins with, in the run directory
 RING = 16  # collectives of a group that are remembered
@@ -166,7 +166,7 @@ class Watchdog:
         text = death_report(process, read_statuses(self.directory).get(process.rank), self._status(), time.time())
         self._leave()
         _say(text)  # at once: the launcher leaves little time
-        end_job(LaunchError(f"rank {process.rank} has died"))
+        end_job(RankKilled(f"rank {process.rank} has died"))
 
     def _status(self) -> Status:
         rings = [replace(e, call=str(e.call)) for ring in list(self._rings.values()) for e in tuple(ring)]

@@ -144,6 +144,18 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["step-00000015", "step-00000100"]
 
 
+def test_those_set_aside_go_when_their_turn_comes(tmp_path: Path) -> None:
+    for name in ("aside-step-00000002", "aside-step-00000003", "aside-step-00000005", "aside-notes", "aside-step-x"):
+        (tmp_path / name).mkdir()
+    for step in (1, 2, 3):
+        save(SERIAL, tmp_path, step, keep=2)
+    names = {path.name for path in tmp_path.iterdir()}
+    steps = {"step-00000002", "step-00000003"}
+    assert names == {*steps, "aside-step-00000003", "aside-step-00000005", "aside-notes", "aside-step-x"}
+    save(SERIAL, tmp_path, 4, keep=2)
+    assert not (tmp_path / "aside-step-00000003").exists() and (tmp_path / "aside-step-00000005").exists()
+
+
 def test_latest_is_found_by_looking(tmp_path: Path) -> None:
     for step in (20, 3):
         save(SERIAL, tmp_path, step)

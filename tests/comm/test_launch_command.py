@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,19 +189,70 @@ def test_dry_run_in_an_allocation(
     assert capsys.readouterr().err == f"mpitp launch: ibrun -n 8 -o 0 {sys.executable} -m mpitp doctor\n"
 
 
-def test_own_python_is_used_when_the_command_is_replaced(monkeypatch: pytest.MonkeyPatch, bin_dirs) -> None:
-    script(bin_dirs[0] / "mpiexec")
-    called = []
-    monkeypatch.setattr(launch_command.os, "execvpe", lambda *args: called.append(args))
-    cli.main(["launch", "-n", "1", "--", "doctor"])
+def test_srun_takes_this_process_s_place(monkeypatch: pytest.MonkeyPatch, bin_dirs: tuple[Path, Path]) -> None:
+    script(bin_dirs[1] / "srun")
+    called: list[Any] = []
+    monkeypatch.setattr(launch_command.os, "execvpe", lambda *args: called.append(args) or sys.exit(0))
+    cli.main(["launch", "-n", "1", "--launcher", "srun", "--", "doctor"])
     (name, command, environ) = called[0]
-    assert (name, command[-2:]) == (str(bin_dirs[0] / "mpiexec"), ["mpitp", "doctor"])
+    assert (name, command[-2:]) == ("srun", ["mpitp", "doctor"])
     assert environ["PATH"].startswith(str(bin_dirs[1]))
+
+
+def test_mpiexec_of_this_python_is_run(bin_dirs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    version = 'if [ "$1" = --version ]; then echo HYDRA build details; else printf "%s\\n" "$*"; cat; exit 5; fi'
+    script(bin_dirs[0] / "mpiexec", version)
+    assert cli.main(["launch", "-n", "1", "--", "doctor"]) == 5
+    assert capfd.readouterr().out == f"-n 1 {sys.executable} -m mpitp doctor\n"  # and nothing from standard input
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], "usage: mpitp VERB ..."),
+        ([], "usage: mpitp VERB ..."),
+        (["--version"], "mpitp "),
+        (["generate", "--help"], "usage: mpitp generate "),
+        (["data", "prepare", "-h"], "usage: mpitp data prepare "),
+    ],
+)
+def test_help_is_printed_once_and_starts_nothing(
+    bin_dirs: tuple[Path, Path], capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    words = words or ["help"]
+    assert cli.main(["launch", "-n", "2", "--", *words]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(said) and err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch", "-n", "2", "--", "doctor"], "launch can't start itself"),
+        (["launch", "--help"], "launch can't start itself"),
+        (["generate", "--modle", "x"], "the following arguments are required: --model"),
+        (["genrate"], "did you mean generate?"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    bin_dirs: tuple[Path, Path], capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert cli.main(["launch", "-n", "2", "--", *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("UsageError: ") and said in err
+
+
+@pytest.mark.parametrize("name", ["PMI", "OMPI_COMM_WORLD"])
+def test_ranks_do_not_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{name}_SIZE", "2")
+    monkeypatch.setenv(f"{name}_RANK", "0")
+    with pytest.raises(UsageError, match="has started 2 of these already; run mpitp launch by itself"):
+        cli._run(["launch", "-n", "2", "--dry-run", "--", "doctor"])
 
 
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="this environment has no mpiexec")
 def test_exit_code_is_the_job_s() -> None:
-    command = [sys.executable, "-m", "mpitp", "launch", "-n", "2", "--", "no-such-verb"]
+    command = [sys.executable, "-m", "mpitp", "launch", "-n", "2", "--", "train", "no-such-file.toml"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 2
-    assert result.stderr.count("UsageError: mpitp has no verb 'no-such-verb'") == 1
+    assert result.returncode == 3
+    assert result.stderr.count("ConfigError: can't read the run file no-such-file.toml") == 1

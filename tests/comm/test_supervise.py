@@ -12,13 +12,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mpitp.comm.launch_command import make_of
-from mpitp.comm.supervise import Witness, run_directory
+from mpitp.comm.supervise import Witness, training
 from mpitp.comm.watchdog import Entry, Status
-from tests.comm.test_launch_faults import MOST_SECONDS, MPIEXEC, environment, needs_mpiexec
+from tests.comm.test_launch_faults import MOST_SECONDS, environment, needs_mpiexec
 from tests.train.run_case import losses, make_data, tables, write_run_file
 
 HOST = socket.gethostname()
@@ -72,14 +72,21 @@ def test_what_was_seen_counts_for_more_than_what_the_launcher_says(tmp_path: Pat
     assert "(or rank 0 before it: they died at about one time)" in str(witness.explain(0, HOST))
 
 
-def test_run_directory_is_read_from_the_words(tmp_path: Path) -> None:
-    path = str(write_run_file(tmp_path / "run.toml", tables(tmp_path, tmp_path / "run")))
-    assert run_directory(["train", path]) == tmp_path / "run"
-    assert run_directory(["train", "--resume", "auto", "--debug-collectives", path]) == tmp_path / "run"
-    assert run_directory(["train", path, "--set", "train.run_dir=/a", "--set", "train.steps=3"]) == Path("/a")
-    assert run_directory(["train", path, "--set=train.run_dir=/b"]) == Path("/b")
+def test_settings_are_read_from_the_words(tmp_path: Path) -> None:
+    path = str(write_run_file(tmp_path / "run.toml", tables(tmp_path, tmp_path / "run", train_signals=["USR2"])))
+
+    def run_dir(*words: str) -> str:
+        settings = training(["train", *words])
+        assert settings is not None
+        return settings.run_dir
+
+    assert run_dir(path) == str(tmp_path / "run")
+    assert run_dir("--resume", "auto", "--debug-collectives", "--trace", "t.json", path) == str(tmp_path / "run")
+    assert run_dir(path, "--set", "train.run_dir=/a", "--set", "train.steps=3") == "/a"
+    assert run_dir(path, "--set=train.run_dir=/b") == "/b"
+    assert training(["train", path]).signals == ("USR2",)  # type: ignore[union-attr]
     for words in ([], ["doctor"], ["train"], ["train", "none.toml"], ["train", path, "--set", "train.seed=x"]):
-        assert run_directory(words) is None
+        assert training(words) is None
 
 
 def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -111,7 +118,7 @@ def test_killed_rank_is_named_whatever_the_launcher(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert time.monotonic() - started < MOST_SECONDS
-    assert process.returncode not in (0, 75)
+    assert process.returncode == 137
     named = f"rank 1 on {HOST} (process {victim}) has died: killed, or out of memory?"
     assert named in err or "(or rank 1 before it" in err, out + err
     assert re.search(r"rank \d (is|was last) in number \d+ of group tp, .* at [a-z]+/\w+.py:\d+", err)
@@ -119,20 +126,33 @@ def test_killed_rank_is_named_whatever_the_launcher(tmp_path: Path) -> None:
 
 @needs_mpiexec
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
-def test_signals_and_the_exit_code_are_passed_on(tmp_path: Path, name: str) -> None:
-    if name == "SIGTERM" and make_of(str(MPIEXEC)) == "open mpi":
-        name = "SIGUSR1"  # its mpirun gives ranks a quarter of a second after a TERM
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_signals_and_the_exit_code_are_passed_on(tmp_path: Path, name: str, send: Any) -> None:
     process = launched(tmp_path)
     try:
-        process.send_signal(signal.Signals[name])
+        send(process.pid, signal.Signals[name])
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 75, err
-    assert f"({name} received); the state is saved in" in err and "has died" not in err
+    assert " received); the state is saved in" in err and "has died" not in err
+    assert f"({name} received)" in err or f"{name} is handed on as SIGUSR1" in err
     assert len(losses(tmp_path / "run")) == max(
         int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*")
     )
+
+
+@needs_mpiexec
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_interrupt_has_one_exit_code(tmp_path: Path, send: Any) -> None:
+    process = launched(tmp_path)
+    try:
+        send(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in err
 
 
 @needs_mpiexec

@@ -1,0 +1,184 @@
+"""Stays the parent of an mpiexec: what it prints, the signals and the exit code go through here, alike for every MPI.
+
+Left to themselves the launchers differ: Open MPI's kills the ranks a quarter of a second after a TERM, too short to
+save in; MPICH's gives the number of the signal that killed a rank as the exit code (9), Open MPI's 128 more; and after
+Ctrl-C, or when a reader has left (`mpitp launch ... | head`), MPICH's has whatever code comes first, even 255.
+
+The mpiexec runs in a process group of its own, so that a signal for the group comes here first, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from mpitp.comm.abort import READER_LEFT
+
+TAIL_BYTES = 1 << 14
+KILLED = 128  # a process that was ended by signal N counts as one that left with 128 + N, as in a shell
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the job is over, and the code says so
+_PASSED_ON = (*_ENDING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
+_STOPPED_ITSELF = (0, 75)  # done, or saved before it ended: the job's own word, whatever it was told
+_PATIENCE_SECONDS = 0.3  # for output that is still under way when the launcher has ended
+_LEAVE_SECONDS = 10.0  # for a launcher that was told to end
+_MPICH_KILLED = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .* \(signal (\d+)\)")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of an mpiexec.
+
+    `passed_as`: signals that are handed on as others. `outlives_reader`: it goes on when nobody reads its output any
+    more. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
+    """
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    stdin: int | None = subprocess.DEVNULL
+    passed_as: Mapping[int, int] = field(default_factory=dict)
+    outlives_reader: bool = False
+    tail: str = ""
+    _is_mid_line: bool = False  # on stderr: a progress bar stands there
+    _process: subprocess.Popen[bytes] | None = None
+    _received: list[int] = field(default_factory=list)
+    _reader_left: bool = False
+
+    def run(self) -> int:
+        """Run it to its end; the exit code, as README has them."""
+        with self._listening():
+            self._process = subprocess.Popen(
+                self.command,
+                env=dict(self.environ),
+                stdin=self.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=None if self._shares_terminal() else 0,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+            for number in self._received:  # they came before there was anybody to hand them to
+                self._hand_on(number)
+            self.tail = self._relay(self._process).decode(errors="replace")
+            code = self._wait(self._process)
+        return READER_LEFT if self._reader_left else exit_code(code, self.tail, self._received)
+
+    def say(self, text: str) -> None:
+        """A line of our own on stderr, below what the job has written there. A signal may come in the middle of it."""
+        line = f"mpitp launch: {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, ("\n" + line if self._is_mid_line else line).encode(errors="backslashreplace"))
+        self._is_mid_line = False
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Handlers while the job runs. What was ignored before (by nohup, or for a job in the background) stays so."""
+        heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._hear) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        if self._process is not None:
+            self._hand_on(number)
+
+    def _hand_on(self, number: int) -> None:
+        assert self._process is not None
+        other = self.passed_as.get(number, number)
+        if other != number:
+            self.say(f"{_name(number)} is handed on as {_name(other)}")
+        if not (self._shares_terminal() and number in (signal.SIGINT, signal.SIGTSTP)):  # sent to both by the terminal
+            self._process.send_signal(other)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _shares_terminal(self) -> bool:
+        """Whether the job reads from our terminal: a group in the background would be stopped for it."""
+        return self.stdin is None and sys.stdin is not None and sys.stdin.isatty()
+
+    def _relay(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Copy its output to ours as it comes; the end of what came on stdout."""
+        assert process.stdout is not None and process.stderr is not None
+        tail = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, 1)
+            selector.register(process.stderr, selectors.EVENT_READ, 2)
+            while selector.get_map():
+                ready = selector.select(_PATIENCE_SECONDS)
+                if not ready and process.poll() is not None:
+                    break  # a process that it has left behind holds the pipes open
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif key.data == 1:
+                        tail = (tail + data)[-TAIL_BYTES:]
+                    else:
+                        self._is_mid_line = not data.endswith(b"\n")
+                    self._write(key.data, data)
+        process.stdout.close()
+        process.stderr.close()
+        return tail
+
+    def _write(self, descriptor: int, data: bytes) -> None:
+        try:
+            while data and not self._reader_left:
+                data = data[os.write(descriptor, data) :]
+        except BrokenPipeError:
+            if not self.outlives_reader and self._process is not None:
+                self._reader_left = True
+                self._process.terminate()
+        except OSError:  # a full disk: the job's results lie elsewhere
+            pass
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        if self._reader_left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_LEAVE_SECONDS)
+            process.kill()
+        return process.wait()
+
+
+def exit_code(code: int, tail: str, received: Sequence[int]) -> int:
+    """What the launcher's exit code stands for, given the end of its stdout and the signals that came meanwhile."""
+    if code in _STOPPED_ITSELF:
+        return code
+    for number in received:
+        if number in _ENDING:
+            return KILLED + number
+    if code < 0:
+        return KILLED - code
+    killed = _MPICH_KILLED.search(tail)
+    return KILLED + int(killed[1]) if killed else code
+
+
+def passed_as(launcher: str, heeded: Sequence[str]) -> dict[int, int]:
+    """Under which other signal a training run that saves on those in `heeded` ("TERM", ...) must be told of one.
+
+    Open MPI's mpiexec kills the ranks after a TERM or INT of its own, but hands USR1 and USR2 on to them.
+    """
+    safe = [name for name in ("USR1", "USR2") if name in heeded]
+    if launcher != "open mpi" or not safe:
+        return {}
+    return {signal.Signals[f"SIG{n}"]: signal.Signals[f"SIG{safe[0]}"] for n in ("TERM", "INT", "HUP") if n in heeded}
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def _end_with_parent() -> None:
+    """In the child: be told to stop when this process is killed, so that the job doesn't go on without its head."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
