@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from mpitp.errors import NumericError, UsageError
@@ -16,7 +17,8 @@ _DESCRIPTION = """\
 Run one forward and backward pass in the layout at hand and in the one-rank model, with the same weights and the same
 batch, and compare layer by layer: outputs, gradients of activations, every parameter's gradient, the gradient norm and,
 with --steps, the weights after optimizer steps. What is claimed to be equal on several ranks is compared to the bit.
-The table's order is the order of computation, so its first failure is where to look. Exit code 5 on a difference."""
+The table's order is the order of computation, so its first failure is where to look. Exit code 5 on a difference, and
+when weights are NaN or infinite. On one rank the model is compared with itself: a layout needs several."""
 
 _EPILOG = """\
 examples:
@@ -32,6 +34,11 @@ float64 tells rounding (1e-15) from mistakes most sharply; in float32 rounding r
 # all of it is 5e8 times smaller.
 _TOLERANCES = {"float64": (1e-11, 1e-9), "float32": (2e-4, 3e-3)}
 _FLOOR = 1e-4
+
+_ALONE = (
+    "mpitp verify: on one rank the model is compared with itself; to check a layout, start the same on several: "
+    "mpitp launch -n 2 -- verify ..."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     tolerance = default_tolerance(args.dtype, is_exact=bool(source.invariant_blocks))
     if args.tolerance is not None:
         tolerance = Tolerance(args.tolerance, args.tolerance, _FLOOR)
+    if group.size == 1:
+        print(_ALONE, file=sys.stderr)
     report = verify(group, source.make, batch, Settings(tolerance, args.steps))
     checks = finite_differences(source.make(group), batch, args.finite_differences) if args.finite_differences else []
     ok = group.broadcast_object(report.ok and all(check.ok for check in checks))

@@ -18,13 +18,23 @@ from mpitp.trace.stand_in import FORWARD, LayerObserver, Parts, Spot
 
 Array = Any
 
+# Kinds of records in the order in which they are computed, and what one shows.
+KINDS = {
+    "start": "weights at the start",
+    "y": "output",
+    "dx": "gradient of the input",
+    "grad": "parameter gradient",
+    "value": "value",
+    "update": "change of the weights",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One array of one rank. `parts`: how it is cut along `dim` over the ranks; None: every rank claims the whole."""
 
     name: str
-    kind: str  # start, y, dx, grad, update, value
+    kind: str  # of KINDS
     array: np.ndarray
     parts: Parts | None = None
     dim: int = 1

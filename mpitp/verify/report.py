@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mpitp.verify.compare import Row
+from mpitp.verify.record import KINDS
 from mpitp.verify.run import FiniteDifference, Report
 
-# Kinds of rows in the order in which they are computed: what a row shows, and where it is the first that differs.
-_KINDS = {
-    "start": "weights at the start",
-    "y": "output",
-    "dx": "gradient of the input",
-    "grad": "parameter gradient",
-    "value": "value",
-    "update": "change of the weights",
-}
+# In which order each kind of rows is computed, where one is the first that differs.
 _ORDERS = {
     "start": "weights at the start",
     "y": "forward order",
@@ -40,7 +33,7 @@ def table(report: Report, *, failures_only: bool = False) -> str:
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "-"
         numbers = (f"{row.largest_abs:.2e}", f"{row.largest_rel:.2e}")
-        cells.append((row.name, _KINDS[row.kind], shape, *numbers, _verdict(row)))
+        cells.append((row.name, KINDS[row.kind], shape, *numbers, _verdict(row)))
     widths = [max(len(line[i]) for line in cells) for i in range(6)]
     aligns = "<<<>><"
     return "\n".join(
@@ -54,13 +47,13 @@ def summary(report: Report, checks: list[FiniteDifference], ranks: int) -> str:
     failed = [row for row in report.rows if not row.ok]
     worst = max(report.rows, key=lambda row: row.largest_rel)
     compared = f"{len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with the one-rank model"
-    at_most = f"; largest relative difference {worst.largest_rel:.2e} ({worst.name}, {_KINDS[worst.kind]})"
+    at_most = f"; largest relative difference {worst.largest_rel:.2e} ({worst.name}, {KINDS[worst.kind]})"
     lines = [f"equal: {compared}{at_most if worst.largest_rel else ', to the last bit'}"]
     if failed:
         lines = [f"DIFFERENT: {len(failed)} of {len(report.rows)} comparisons failed"]
     for kind, order in _ORDERS.items():
         if (row := report.first(kind)) is not None:
-            lines.append(f"  first in {order}: {row.name} ({_KINDS[kind]}; {_verdict(row)})")
+            lines.append(f"  first in {order}: {row.name} ({KINDS[kind]}; {_verdict(row)})")
     wrong = [check.name for check in checks if not check.ok]
     if wrong:
         lines.append(f"WRONG: {len(wrong)} of {len(checks)} finite differences, the first in {wrong[0]}")

@@ -19,6 +19,7 @@ from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.optim.grad_norm import GradNorm
 from mpitp.train.step import TrainStep
 from mpitp.verify.compare import Row, Tolerance, compare
+from mpitp.verify.finite import refusal_of, refuse_weights
 from mpitp.verify.record import Log, attach, record_params, record_updates
 
 MakeModel = Callable[[Group], CausalLM]
@@ -56,9 +57,17 @@ class Report:
 
 
 def verify(group: Group, make_model: MakeModel, batch: Batch, settings: Settings) -> Report:
-    """Compare; the report is complete on rank 0, and its `ok` agreed on all ranks by the caller. A collective."""
-    own = _run(make_model(group), batch, settings)
+    """Compare; the report is complete on rank 0, and its `ok` agreed on all ranks by the caller. A collective.
+
+    Raises NumericError when the weights, or what the one-rank model makes of them, are not finite.
+    """
+    model = make_model(group)
+    refuse_weights(model)
+    own = _run(model, batch, settings)
     oracle = _run(make_model(SerialGroup()), batch, settings).records if group.rank == 0 else None
+    refusal = group.broadcast_object(refusal_of(oracle) if oracle is not None else None)
+    if refusal is not None:
+        raise refusal
     return Report(compare(group, own.records, oracle, settings.tolerance))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,15 +16,26 @@ import pytest
 
 from examples.planted_bugs import FAULTS
 from mpitp.backend.device import CpuDevice
+from mpitp.checkpoint.hf import save_model
+from mpitp.checkpoint.load import load_model
 from mpitp.cli import main
 from mpitp.comm import Group, SerialGroup, run_threads
-from mpitp.errors import ConfigError, UsageError
-from mpitp.models import build_model
+from mpitp.errors import ConfigError, NumericError, UsageError
+from mpitp.models import CausalLM, build_model
 from mpitp.verify import source as sources
 from mpitp.verify.compare import EXACT, Tolerance, compare
 from mpitp.verify.record import Record
-from mpitp.verify.run import finite_differences
-from mpitp.verify.source import Source, check_memory, needed_bytes, parse_layers, random_batch, shake
+from mpitp.verify.run import Settings, finite_differences, verify
+from mpitp.verify.source import (
+    Source,
+    SourceArguments,
+    check_memory,
+    needed_bytes,
+    parse_layers,
+    random_batch,
+    shake,
+    source_of,
+)
 from tests.command_on_threads import command_on_threads
 from tests.models.model_cases import GPT2, make_model
 from tests.verify.cases import CONFIGS
@@ -51,11 +63,12 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_process_of_its_own() -> None:
-    """As a shell runs it: the report on stdout, nothing on stderr."""
+    """As a shell runs it: the report on stdout, on stderr only that one rank proves little."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "mpitp", "verify", "--model", MODEL]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert re.fullmatch("mpitp verify: on one rank the model is compared with itself; .* launch -n 2 .*\n", done.stderr)
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["name", "what", "shape", "largest", "abs", "relative", "verdict"]
     names = [line.split()[0] for line in lines[1:-2]]
@@ -100,6 +113,49 @@ def test_difference_is_exit_code_5_on_every_rank(fault: str, line: str, capsys: 
         report = json.loads(capsys.readouterr().out)
     assert "\n\nDIFFERENT: " in text and f"\n  {line}" in text
     assert report["ok"] is False and line.split(": ")[1].split(" (")[0] in report["first_in"].values()
+
+
+@pytest.fixture
+def damaged_model(tmp_path: Path) -> str:
+    """A model directory with NaN in two rows of a tensor that ranks cut, and an infinity in one that all hold."""
+    model = load_model(MODEL, SerialGroup())
+    params = dict(model.named_params())
+    params["blocks.1.mlp.down.weight"].data[:2, -1] = np.nan
+    params["blocks.0.norm1.weight"].data[3] = np.inf
+    save_model(model, tmp_path / "damaged", SerialGroup(), config=model.config.hf)
+    return str(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("words", [(), ("--json",), ("--layers", "1:2")])
+def test_weights_that_are_not_finite_are_said_once(
+    ranks: int, words: tuple[str, ...], damaged_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = source_of(SourceArguments(damaged_model, None, layers="1:2" if "--layers" in words else None), CpuDevice())
+    batch = random_batch(source[0].config, batch=2, seq=4, seed=1)
+    with pytest.raises(NumericError) as caught:
+        run_threads(ranks, verify, source[0].make, batch, Settings(EXACT))
+    norm, down = "model.layers.0.input_layernorm.weight (1 of", "model.layers.1.mlp.down_proj.weight (2 of"
+    assert str(caught.value).startswith("weights are not finite (NaN or infinite), so there is nothing to compare: ")
+    assert down in str(caught.value) and (norm in str(caught.value)) == ("--layers" not in words)
+    if ranks == 1:
+        assert main(["verify", "--model", damaged_model, *words]) == 5
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("NumericError: ") == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_oracle_that_is_not_finite_is_said_once(ranks: int) -> None:
+    def make(group: Group) -> CausalLM:
+        model = make_model(group, CONFIGS["llama"], "float32")
+        for name, param in model.named_params():
+            if name.startswith("blocks.1.mlp"):
+                param.data[...] = 1e25
+        return model
+
+    batch = random_batch(CONFIGS["llama"], batch=2, seq=4, seed=1)
+    with np.errstate(all="ignore"), pytest.raises(NumericError, match=r"first in blocks\.1\.mlp\S* \(output\), \d+ of"):
+        run_threads(ranks, verify, make, batch, Settings(EXACT))
 
 
 def test_failures_only(capsys: pytest.CaptureFixture[str]) -> None:
