@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 DESCRIPTION = """\
 Turn plain UTF-8 texts into memory-mapped token files for training, and show what such files hold.
@@ -67,29 +68,51 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    import sys
-
-    from tqdm import tqdm
-
-    from mpitp.data.prepare import prepare
+    from mpitp.data.prepare import check_texts, prepare
     from mpitp.data.tokenizer import tokenizer_from
 
     texts = [Path(text) for text in args.texts]
-    total = sum(path.stat().st_size for path in texts if path.is_file())
+    total = check_texts(texts)
     tokenizer = tokenizer_from(args.tokenizer)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", file=sys.stderr) as bar:
+    with Progress(total) as progress:
         parts = prepare(
             texts,
             tokenizer,
             Path(args.out),
             valid_fraction=args.valid_fraction,
             overwrite=args.overwrite,
-            progress=bar.update,
+            progress=progress.update,
         )
     for part, manifest in parts.items():
         where = Path(args.out) / part
         print(f"{where}: {manifest.num_tokens} tokens ({manifest.dtype}), vocabulary of {manifest.vocab_size}")
     return 0
+
+
+class Progress:
+    """A progress bar on stderr that appears with the first bytes: what fails before them is an error and no more."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, num_bytes: int) -> None:
+        """So many more bytes have been read."""
+        import sys
+
+        from tqdm import tqdm
+
+        if self._bar is None and num_bytes:
+            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, desc="tokenizing", file=sys.stderr)
+        if self._bar is not None:
+            self._bar.update(num_bytes)
 
 
 def _show(args: argparse.Namespace) -> int:

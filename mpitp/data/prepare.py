@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,23 @@ CONTEXT_CHARACTERS = 16
 # character that is no space, else before a single space.
 _LINE_CUT = re.compile(r"\n(?=\S)")
 _WORD_CUT = re.compile(r"(?<=\S)(?= \S)")
+
+
+def check_texts(texts: Sequence[Path]) -> int:
+    """Bytes of all texts together. Raises FileError for one that is not there, can't be opened or is empty."""
+    total = 0
+    for path in texts:
+        try:
+            found = os.stat(path)
+            if not stat.S_ISFIFO(found.st_mode):  # opening a pipe and closing it again would end its writer
+                open(path, "rb").close()
+        except OSError as error:
+            raise os_failure("read", path, error) from error
+        if stat.S_ISREG(found.st_mode):
+            if not found.st_size:
+                raise FileError(f"{path} holds no text (0 bytes)")
+            total += found.st_size
+    return total
 
 
 def prepare(
@@ -119,6 +137,7 @@ def _read_text(path: Path, progress: Callable[[int], object]) -> Iterator[str]:
     """The text of a file in chunks, strictly UTF-8; an error says at which byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0  # bytes given to the decoder
+    unsaid = 0  # of these, not reported yet: what follows, or is missing, may show that they are no text
     some = False
     try:
         with open(path, "rb") as file:
@@ -136,12 +155,15 @@ def _read_text(path: Path, progress: Callable[[int], object]) -> Iterator[str]:
                 if position == 0:
                     text = text.removeprefix("\ufeff")
                 position += len(data)
-                progress(len(data))
                 some = some or bool(text.strip())
                 yield text
                 if not data:
                     break
+                if unsaid:
+                    progress(unsaid)
+                unsaid = len(data)
     except OSError as error:
         raise os_failure("read", path, error) from error
     if not some:
-        raise FileError(f"{path} holds no text ({os.stat(path).st_size} bytes)")
+        raise FileError(f"{path} holds no text ({position} bytes)")
+    progress(unsaid)

@@ -1,6 +1,8 @@
 """`mpitp data` as a user runs it."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -28,6 +30,40 @@ def test_prepare_and_show(text, tmp_path, capsys):
     manifest, end = json.JSONDecoder().raw_decode(shown)
     assert manifest["num_tokens"] == 577 and manifest["sources"] == [str(text)]
     assert shown[end:].strip() == "It was a"
+
+
+@pytest.mark.parametrize("bad", ["none", "empty", "folder", "latin1", "spaces"])
+@pytest.mark.parametrize("options", [(), ("--valid-fraction", "3")])
+def test_errors_come_before_any_progress(text, tmp_path, capsys, bad, options):
+    for name, content in (("empty", b""), ("latin1", b"caf\xe9"), ("spaces", b" ")):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    texts = [str(text)] if options else [str(tmp_path / bad)]
+    assert main(["data", "prepare", *texts, "--tokenizer", "bytes", "--out", str(tmp_path / "out"), *options]) in (2, 4)
+    printed = capsys.readouterr()
+    assert printed.err.startswith(("FileError: ", "UsageError: ")) and printed.out == ""
+
+
+def test_missing_second_text_is_found_first(text, tmp_path, capsys):
+    words = ["data", "prepare", str(text), str(tmp_path / "none"), "--tokenizer", "bytes", "--out", str(tmp_path / "o")]
+    assert main(words) == 4
+    assert capsys.readouterr().err.startswith("FileError: can't read ")
+
+
+def test_existing_output_is_refused_without_progress(text, tmp_path, capsys):
+    words = ["data", "prepare", str(text), "--tokenizer", "bytes", "--out", str(tmp_path)]
+    assert main(words) == 4
+    assert capsys.readouterr().err.startswith("FileError: ")
+
+
+def test_text_from_a_pipe(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text(TEXT))
+    writer.start()
+    words = ["data", "prepare", str(tmp_path / "pipe"), "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    writer.join()
+    assert "641 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
