@@ -4,7 +4,12 @@ Every all-reduce of a step is timed where it stands (the calls that start and en
 same all-reduces run alone, one after the other. The rank that comes last to a sum waits for nobody: its time is what
 the sum itself costs, and what that is less than alone was hidden. What the other ranks spend beyond it, they spend
 waiting for the last one, which is still at work; that is told apart. A sum counts as overlapped when its rank did
-something else between start and wait: in the plain layout those are the dx of the column-parallel layers.
+something else between start and wait: in the plain layout those are the dx of the column-parallel layers, and over
+nodes the pieces of the row-parallel layers' y.
+
+What moves a sum on behind a product takes the core's time from the product, and that shows in no sum's time. So the
+whole step is timed as well, in turn with one in which every sum is waited for where it is started: what hiding is
+worth in the end.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.bench.timing import say_progress
+from mpitp.bench.timing import clocked, say_progress, take_turns
 from mpitp.comm.group import Group, Pending
 
 WORK_SECONDS = 1e-4  # less than that between start and wait is no work
@@ -28,7 +33,10 @@ KINDS = ("overlapped", "waited for at once")
 
 @dataclass(slots=True)
 class Sum:
-    """One all-reduce: elements, dtype, operation, seconds in the calls to start and end it, seconds between the two."""
+    """One all-reduce: elements, dtype, operation, seconds in the calls to start and end it, seconds between the two.
+
+    Seconds in other sums' calls are no seconds between.
+    """
 
     size: int
     dtype: np.dtype
@@ -42,7 +50,7 @@ def record_sums(group: Group) -> Iterator[list[Sum]]:
     """The all-reduces of this group object until the end of the block."""
     sums: list[Sum] = []
     start, reduce, clock = group.start_all_reduce, group.all_reduce, time.perf_counter
-    is_inside = [False]
+    is_inside, in_calls = [False], [0.0]
 
     def started(x: Any, op: str = "sum", out: Any = None) -> Pending:
         found = Sum(x.size, x.dtype, op)
@@ -53,11 +61,15 @@ def record_sums(group: Group) -> Iterator[list[Sum]]:
         is_inside[0] = False
         under_way = clock()
         found.seconds = under_way - begun
+        in_calls[0] += found.seconds
+        others = in_calls[0]
 
         def wait() -> Any:
             called = clock()
             result = pending.wait()
-            found.between, found.seconds = called - under_way, found.seconds + clock() - called
+            waited = clock() - called
+            found.between, found.seconds = called - under_way - (in_calls[0] - others), found.seconds + waited
+            in_calls[0] += waited
             return result
 
         return Pending(wait)
@@ -72,6 +84,39 @@ def record_sums(group: Group) -> Iterator[list[Sum]]:
         yield sums
     finally:
         del group.start_all_reduce, group.all_reduce
+
+
+@contextmanager
+def sums_at_once(group: Group) -> Iterator[None]:
+    """No all-reduce of this group object runs behind anything until the end of the block."""
+    reduce, in_background = group.all_reduce, group.in_background
+    group.start_all_reduce = lambda x, op="sum", out=None: Pending.done(reduce(x, op, out))  # type: ignore[method-assign]
+    group.in_background = False
+    try:
+        yield
+    finally:
+        del group.start_all_reduce
+        group.in_background = in_background
+
+
+def compare_steps(step: Callable[[], Any], group: Group, rounds: int) -> dict[str, Any]:
+    """Least seconds of the step, and of one whose sums are waited for at once; median of the rounds' ratios."""
+    if group.size == 1:
+        return {}
+
+    def at_once() -> None:
+        with sums_at_once(group):
+            step()
+
+    tasks = {name: clocked(work, time.perf_counter) for name, work in (("as it is", step), ("at once", at_once))}
+    samples = take_turns(tasks, rounds, group, "bench train: sums waited for at once")
+    least, median = samples.ratio("at once", "as it is")
+    return {
+        "step_seconds": samples.least("as it is"),
+        "step_seconds_at_once": samples.least("at once"),
+        "times_as_fast_least": least,
+        "times_as_fast_median": median,
+    }
 
 
 def run_alone(sums: list[Sum], group: Group) -> list[float]:
@@ -131,8 +176,8 @@ def _numbers(rounds: np.ndarray) -> dict[str, float]:
     }
 
 
-def overlap_lines(found: dict[str, dict[str, float]]) -> list[str]:
-    """For the report."""
+def overlap_lines(found: dict[str, dict[str, float]], steps: dict[str, float]) -> list[str]:
+    """For the report: of `measure_overlap` and `compare_steps`."""
     if not found:
         return []
     lines = ["", "all-reduces in the step (without waiting for the last rank) against the same ones alone, in turn"]
@@ -143,4 +188,9 @@ def overlap_lines(found: dict[str, dict[str, float]]) -> list[str]:
             f"alone {1e3 * row['seconds_alone']:8.1f} ms: {100 * max(row['hidden'], 0):.0f} % hidden{behind}; "
             f"waiting for the last rank {1e3 * row['seconds_waiting_for_the_last_rank']:.1f} ms"
         )
+    lines.append(
+        f"the step with every sum waited for where it is started: {steps['step_seconds_at_once']:.3f} s, as it is "
+        f"{steps['step_seconds']:.3f} s (least, in turn); {steps['times_as_fast_least']:.3f} x as fast, "
+        f"{steps['times_as_fast_median']:.3f} x by the median of pairs"
+    )
     return lines

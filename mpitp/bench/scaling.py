@@ -121,7 +121,8 @@ def work_of(model: CausalLM, point: Point, ranks: int) -> dict[str, int]:
     weights = list(linear_weights(model))
     heads = model.layout.heads(config.heads, config.kv_heads).query.size
     pairs = point.batch * point.seq * (point.seq + 1) // 2  # of a query and a key that it sees
-    traffic = step_traffic(config, ranks, tokens, model.dtype.itemsize)
+    pieces = model.layout.summation.pieces((tokens, config.hidden_size), model.dtype.itemsize)
+    traffic = step_traffic(config, ranks, tokens, model.dtype.itemsize, pieces=len(pieces))
     return {
         "flops": 6 * tokens * sum(w.size for w in weights) + 14 * pairs * config.head_dim * heads * config.num_layers,
         "touched_bytes": tokens * sum(sum(w.shape) for w in weights) * model.dtype.itemsize,

@@ -3,7 +3,8 @@ r"""What a training step hands to the collectives, in closed form.
 With t tokens, width h, L blocks and w bytes a number, every rank of a tensor-parallel group of p > 1 takes part in
 
     embedding        1 sum  of t h w                              forward
-    blocks           2 L    of t h w forward (attention, MLP), 2 L of t h w backward
+    blocks           2 L    of t h w forward (attention, MLP), 2 L of t h w backward; over nodes, where sums run behind
+                            products, those forward may come in pieces
     head             1      of t h w backward
     loss             1 maximum of t w and 1 sum of 2 t w          forward
     KV gradients     L      of 2 t d w for every KV head that several ranks hold   backward
@@ -31,15 +32,17 @@ class Traffic:
     total_bytes: int
 
 
-def step_traffic(config: DecoderConfig, ranks: int, tokens: int, itemsize: int, num_blocks: int = 0) -> list[Traffic]:
-    """The traffic of one step of one microbatch on each rank; empty for one rank."""
+def step_traffic(
+    config: DecoderConfig, ranks: int, tokens: int, itemsize: int, num_blocks: int = 0, pieces: int = 1
+) -> list[Traffic]:
+    """The traffic of one step of one microbatch on each rank; empty for one rank. `pieces`: of a forward sum."""
     if ranks == 1:
         return []
     activation, layers = tokens * config.hidden_size * itemsize, config.num_layers
     shared = len(share_heads(config.heads, config.kv_heads, 0, ranks, num_blocks).kv_shared)
     rows = [
         Traffic("embedding", 1, activation),
-        Traffic("blocks forward", 2 * layers, 2 * layers * activation),
+        Traffic("blocks forward", 2 * layers * pieces, 2 * layers * activation),
         Traffic("blocks backward", 2 * layers, 2 * layers * activation),
         Traffic("head backward", 1, activation),
         Traffic("loss", 2, 3 * tokens * itemsize),

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitp.bench.against import comparison, comparison_lines, torch_tasks
 from mpitp.bench.machine import machine_facts
-from mpitp.bench.overlap import measure_overlap, overlap_lines
+from mpitp.bench.overlap import compare_steps, measure_overlap, overlap_lines
 from mpitp.bench.products import Product, attention_products, linear_products, run_products
 from mpitp.bench.profile import COMMUNICATION, Stopwatch, watch_functions, watch_group
 from mpitp.bench.random_model import random_model
@@ -68,6 +68,7 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "profile": _profile(step, group, clock),
         "communication": _communication(step, config, batch, model),
         "overlap": measure_overlap(step, group, OVERLAP_ROUNDS),
+        "sums_at_once": compare_steps(step, group, max(args.steps, OVERLAP_ROUNDS)),
         **({"invariant": _invariant(samples, blocks)} if blocks else {}),
         **({"against": comparison(samples, len(batch.tokens), version)} if version else {}),
     }
@@ -175,7 +176,9 @@ def _communication(step: Callable[[], Any], config: DecoderConfig, batch: Batch,
     group.barrier()
     with watch_group(group, watch) as calls:
         step()
-    expected = step_traffic(config, group.size, len(batch.tokens), model.dtype.itemsize)
+    tokens, itemsize = len(batch.tokens), model.dtype.itemsize
+    pieces = model.layout.summation.pieces((tokens, config.hidden_size), itemsize)
+    expected = step_traffic(config, group.size, tokens, itemsize, pieces=len(pieces))
     counted = {
         "calls": len(calls.sizes) if group.size > 1 else 0,
         "bytes_a_rank": calls.total_bytes if group.size > 1 else 0,
@@ -222,7 +225,7 @@ def report(facts: dict[str, Any]) -> list[str]:
         *_invariant_lines(facts),
         *_profile_lines(facts["profile"]),
         *_communication_lines(facts),
-        *overlap_lines(facts["overlap"]),
+        *overlap_lines(facts["overlap"], facts["sums_at_once"]),
     ]
 
 

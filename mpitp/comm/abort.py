@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from mpitp.comm.environment import launch_claim
+from mpitp.comm.progress import progress
 from mpitp.errors import MpitpError, Preempted
 from mpitp.files import os_failure
 
@@ -121,6 +122,7 @@ def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
         limit.cancel()
         _let_every_rank_leave()
         _after(ABORT_MAY_TAKE_SECONDS, os._exit, code)
+        progress.stop()
         ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's holds the interpreter lock, and the timer would wait for it
         ctypes.CDLL(None).exit(code)  # not os._exit: MPICH tells its launcher good-bye in a handler of the C library
     if rank:

@@ -24,7 +24,11 @@ Array = Any  # a NumPy array, or an array of a module that works alike (CuPy)
 
 
 class Pending:
-    """A collective under way. `wait()` ends it and returns its array; the buffers stay alive until then."""
+    """A collective under way. `wait()` ends it and returns its array; the buffers stay alive until then.
+
+    `test()` moves on what can be moved on without waiting and tells whether it has ended; of a collective that doesn't
+    know, it says no.
+    """
 
     def __init__(self, wait: Callable[[], Array]) -> None:
         self._wait: Callable[[], Array] | None = wait
@@ -33,7 +37,13 @@ class Pending:
     @classmethod
     def done(cls, result: Array) -> Pending:
         """A collective that has already ended."""
-        return cls(lambda: result)
+        pending = cls(lambda: result)
+        pending.wait()
+        return pending
+
+    def test(self) -> bool:
+        """Whether it has ended, as far as is known without waiting."""
+        return self._wait is None
 
     def wait(self) -> Array:
         """Block until the collective has ended; a second call returns the same array."""
@@ -47,6 +57,7 @@ class Group(ABC):
 
     rank: int
     size: int
+    in_background: bool = False  # whether a large started sum moves on while the rank computes
 
     @abstractmethod
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:

@@ -18,14 +18,18 @@ import numpy as np
 
 from mpitp.backend.arrays import array_module, synchronize
 from mpitp.comm.device_aware import query_device_awareness
+from mpitp.comm.exchange import Links, exchange
 from mpitp.comm.group import Array, Group, Pending
-from mpitp.comm.reductions import check_op, cut, stretches, sum_in_order, wide_dtype
+from mpitp.comm.progress import Need, Steps, Stepwise, progress
+from mpitp.comm.reductions import check_op, cut, reduction, stretches, sum_in_order, wide_dtype
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.wire import DirectWire, HostWire, StagedWire, Wire
 from mpitp.errors import UsageError
 
 # Tags of this module's own messages: the highest that the standard grants, out of the way of `send`'s callers.
 _TAG_PARTIAL, _TAG_TOTAL, _TAG_BLOCK = 32765, 32766, 32767
+_TAG_EXCHANGE, _EXCHANGES = 32000, 256  # two tags for each of so many exchanges under way
+SMALLEST_BACKGROUND_BYTES = 1 << 16  # a smaller sum is over before the progress thread has a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class MpiGroup(Group):
     `chunk_elements`: the most elements in one call (Open MPI 5 fails beyond 2^31 - 1).
     `pipeline_elements`: the stretch in which `all_reduce_in_order` hands its running sum on.
     `device_aware`: whether the library reads device memory; None asks the library when the first device array comes.
+    `in_background`: large started collectives are moved on while the rank computes (`progress.py`). Worth it between
+    nodes only; MPI must have been started for several threads.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class MpiGroup(Group):
         chunk_elements: int = 2**28,
         pipeline_elements: int = 2**16,
         device_aware: bool | None = None,
+        in_background: bool = False,
     ) -> None:
         from mpi4py import MPI
 
@@ -64,6 +71,9 @@ class MpiGroup(Group):
         self._chunk = chunk_elements
         self._pipeline = pipeline_elements
         self._device_aware = device_aware
+        self.in_background = in_background and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._links = Links(comm, self._raw, self._need)
+        self._exchanges = 0  # that were started
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
         self._types = _reduction_types(MPI)
         self._units = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}
@@ -87,11 +97,28 @@ class MpiGroup(Group):
         source = wire.outgoing(x.astype(dtype, copy=False))
         target = self._reduction_target(wire, source, x, out)
         send, receive = source.reshape(-1), target.reshape(-1)
+        if calls is self._later and self._goes_in_background(send):
+            return self._start_exchange(send, receive, op, lambda: _deliver(wire, target, x, out))
         requests = []
         for part in stretches(receive.size, self._chunk):
             buffer = self._mpi.IN_PLACE if target is source else [send[part], kind]
             requests.append(calls.all_reduce(buffer, [receive[part], kind], self._ops[op]))
         return self._pending(requests, lambda: _deliver(wire, target, x, out))
+
+    def _goes_in_background(self, flat: Array) -> bool:
+        return self.in_background and flat.nbytes >= SMALLEST_BACKGROUND_BYTES and flat.size <= self._chunk
+
+    def _start_exchange(self, send: Array, receive: Array, op: str, finish: Callable[[], Array]) -> Pending:
+        self._exchanges += 1
+        tag = _TAG_EXCHANGE + 2 * (self._exchanges % _EXCHANGES)
+
+        def steps() -> Steps:
+            yield from exchange(self._links, send, receive, reduction(op, np), tag)
+            return finish()
+
+        collective = Stepwise(steps())
+        collective.test()  # sends the first messages
+        return progress.watch(collective)
 
     def _reduction_target(self, wire: Wire, source: Array, x: Array, out: Array | None) -> Array:
         """The buffer that gets the result; `source` itself when the reduction may happen in place."""
@@ -284,6 +311,7 @@ class MpiGroup(Group):
             chunk_elements=self._chunk,
             pipeline_elements=self._pipeline,
             device_aware=self._device_aware,
+            in_background=self.in_background,
         )
 
     def split_by_node(self) -> Group:
@@ -316,11 +344,17 @@ class MpiGroup(Group):
         if not started:
             return Pending.done(finish())
 
-        def wait() -> Array:
-            self._mpi.Request.Waitall(started)
+        def steps() -> Steps:
+            yield self._need(started)
             return finish()
 
-        return Pending(wait)
+        collective = Stepwise(steps())
+        return progress.watch(collective) if self.in_background else collective
+
+    def _need(self, requests: list[Any]) -> Need:
+        """That messages have come and gone."""
+        request = self._mpi.Request
+        return Need(lambda: request.Testall(requests), lambda: request.Waitall(requests))
 
     def _type(self, dtype: np.dtype) -> Any:
         if dtype not in self._types:

@@ -26,6 +26,7 @@ import numpy as np
 from mpitp.backend.threads import affinity_cores
 from mpitp.comm.group import Array, Group, Pending
 from mpitp.comm.node_gather import NodeGather
+from mpitp.comm.progress import Need, Steps, Stepwise, progress, run_to_end
 from mpitp.comm.reductions import check_op, cut, reduction, stretches
 from mpitp.comm.shared_memory import SharedMemory, map_shared
 
@@ -57,6 +58,7 @@ class NodeGroup(Group):
     ) -> None:
         self.inner, self.rank, self.size = inner, inner.rank, inner.size
         self.node, self.across = node or inner, across
+        self.in_background = inner.in_background and across is not None
         self._bounds = (smallest_bytes, largest_bytes)
         self._spin = len(affinity_cores()) >= self.node.size or _cores_are_disjoint(self.node)
         self._memory: SharedMemory | None = None
@@ -91,6 +93,8 @@ class NodeGroup(Group):
         check_op(op)
         number, in_window = self._lay(memory, x)
         target = np.empty(x.shape, x.dtype) if out is None or (out is x and in_window) else out
+        if self.across is not None:
+            return self._moving_on(memory, number, op, target)
         return self._ending(memory, number, lambda: self._sum_all(memory, number, op, target))
 
     def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
@@ -132,6 +136,23 @@ class NodeGroup(Group):
         self._pending[number] = Pending(finish)
         return self._pending[number]
 
+    def _moving_on(self, memory: SharedMemory, number: int, op: str, out: Array) -> Pending:
+        """The sum `number` over several nodes, in steps that can be taken behind other work; otherwise as `_ending`."""
+        before = list(self._pending.values())
+
+        def steps() -> Steps:
+            for earlier in before:
+                yield Need(earlier.test, earlier.wait)
+            yield memory.need(READY, number)
+            flat, operands = self._flat(memory, number, out)
+            yield from self._sum_sliced(memory, number, operands, flat, op)
+            del self._pending[number]
+            memory.tell(DONE, number)
+            return _shaped(flat, out)
+
+        collective = self._pending[number] = Stepwise(steps())
+        return progress.watch(collective) if self.in_background else collective
+
     def _sum_part(
         self, memory: SharedMemory, number: int, shape: tuple[int, ...], dtype: Any, sizes: Sequence[int], dim: int
     ) -> Array:
@@ -146,33 +167,37 @@ class NodeGroup(Group):
         return out
 
     def _sum_all(self, memory: SharedMemory, number: int, op: str, out: Array) -> Array:
-        """Sum all operands into `out`, in rank order."""
-        flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
-        operands = [memory.operand(rank, number % SLOTS, flat.size, flat.dtype) for rank in range(self.node.size)]
-        if self.across is None and (self.node.size == 2 or flat.nbytes < SLICED_FROM_BYTES):
+        """Sum all operands of this one node into `out`, in rank order."""
+        flat, operands = self._flat(memory, number, out)
+        if self.node.size == 2 or flat.nbytes < SLICED_FROM_BYTES:
             _sum(operands, flat, reduction(op, np))
         else:
-            self._sum_sliced(memory, number, operands, flat, op)
-        if not out.flags.c_contiguous:
-            out[...] = flat.reshape(out.shape)
-        return out
+            run_to_end(self._sum_sliced(memory, number, operands, flat, op))
+        return out if out.flags.c_contiguous else _shaped(flat, out)
+
+    def _flat(self, memory: SharedMemory, number: int, out: Array) -> tuple[Array, list[Array]]:
+        """Where to sum for `out`, and the operands of this node, all of them flat."""
+        flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+        return flat, [memory.operand(rank, number % SLOTS, out.size, out.dtype) for rank in range(self.node.size)]
 
     def _finish_before(self, number: int) -> None:
         for earlier in sorted(self._pending):
-            if earlier < number:
-                self._pending[earlier].wait()
+            if earlier < number and (pending := self._pending.get(earlier)):  # the progress thread may have ended it
+                pending.wait()
 
-    def _sum_sliced(self, memory: SharedMemory, number: int, operands: list[Array], out: Array, op: str) -> None:
+    def _sum_sliced(self, memory: SharedMemory, number: int, operands: list[Array], out: Array, op: str) -> Steps:
         """This rank sums its slice for all, over the nodes too; then everybody copies the whole."""
         step = -(-out.size // self.node.size)
         own = slice(self.node.rank * step, (self.node.rank + 1) * step)
         result = memory.result(number % SLOTS, out.size, out.dtype)
         _sum([operand[own] for operand in operands], result[own], reduction(op, np))
         if self.across is not None:
-            self.across.all_reduce(result[own], op, out=result[own])
+            across = self.across.start_all_reduce(result[own], op, out=result[own])
+            yield Need(across.test, across.wait)
         memory.tell(SUMMED, number)
-        memory.wait(SUMMED, number)
+        yield memory.need(SUMMED, number)
         out[...] = result
+        return out
 
     def _wait_for_slot(self, memory: SharedMemory, number: int) -> None:
         """Return when no rank reads the slot of sum `number` any more."""
@@ -241,6 +266,13 @@ class NodeGroup(Group):
 
     def split(self, color: int, key: int) -> Group:
         return self.inner.split(color, key)
+
+
+def _shaped(flat: Array, out: Array) -> Array:
+    """`out` with the values of `flat`, which is a view of it where that can be."""
+    if not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)
+    return out
 
 
 def _sum(operands: Sequence[Array], out: Array, add: Any) -> None:

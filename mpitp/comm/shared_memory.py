@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.comm.group import Group
+from mpitp.comm.progress import Need
 
 DIRECTORY = "/dev/shm"
 LINE = 64  # bytes; each counter has a cache line of its own
@@ -48,6 +49,11 @@ class SharedMemory:
     def tell(self, counter: int, value: int) -> None:
         """Set this rank's counter. What this rank wrote before is visible to whoever sees the new value."""
         self._counters[self._place(counter, self.rank)] = value
+
+    def need(self, counter: int, value: int) -> Need:
+        """That every rank's counter is at least `value`."""
+        places = [self._place(counter, rank) for rank in range(self.ranks)]
+        return Need(lambda: all(self._counters[place] >= value for place in places), lambda: self.wait(counter, value))
 
     def wait(self, counter: int, value: int) -> None:
         """Return when every rank's counter is at least `value`: spin briefly, then yield the core, then nap."""

@@ -36,7 +36,10 @@ def world_group() -> Group:
     from mpitp.comm.node import place_on_nodes
 
     world = MpiGroup(mpi.COMM_WORLD)
-    return place_on_nodes(world, world.split_by_node())
+    node = world.split_by_node()
+    if node.size < world.size:
+        world = MpiGroup(mpi.COMM_WORLD, in_background=True)
+    return place_on_nodes(world, node)
 
 
 def _start_mpi(claim: LaunchClaim) -> Any:

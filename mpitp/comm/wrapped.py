@@ -41,6 +41,7 @@ class WrappedGroup(Group):
 
     def __init__(self, inner: Group) -> None:
         self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.in_background = inner.in_background
 
     @abstractmethod
     def _around(self, call: Call, run: Callable[[], Any]) -> Any:

@@ -20,6 +20,9 @@ from mpitp.layers.partition import HeadShare, Share, share_heads, share_of
 
 Array = Any
 
+MOST_PIECES = 4  # into which a sum is cut that runs behind its own product: all but the last piece can be hidden
+SMALLEST_PIECE_BYTES, SMALLEST_PIECE_ROWS = 1 << 18, 128  # a product of few rows is slow
+
 
 class Summation(ABC):
     """Adds the partial sums that the ranks of a group hold; every rank gets the whole."""
@@ -29,8 +32,18 @@ class Summation(ABC):
         """An array to produce the first partial in: where the ranks add from, it need not be copied there."""
 
     @abstractmethod
-    def start(self, partials: Sequence[Array], like: Array) -> Pending:
-        """Start adding. Partials are given away: the sum may be written over the first. `like`: one partial's shape."""
+    def start(self, partials: Sequence[Array], like: Array, out: Array | None = None) -> Pending:
+        """Start adding. Partials are given away: the sum may be written over the first. `like`: one partial's shape.
+
+        `out`: where to write the sum instead.
+        """
+
+    def pieces(self, shape: tuple[int, int], itemsize: int) -> list[slice]:
+        """Rows of a partial that are best summed by themselves, so that one piece's sum runs behind the next's product.
+
+        All of them at once, unless the layout's sums run behind other work.
+        """
+        return [slice(0, shape[0])]
 
     def __call__(self, partials: Sequence[Array], like: Array) -> Array:
         """The sum of all ranks' partials."""
@@ -47,12 +60,19 @@ class LibrarySum(Summation):
         """Memory of the group's choice."""
         return self.group.empty(shape, like.dtype, array_module(like))
 
-    def start(self, partials: Sequence[Array], like: Array) -> Pending:
+    def start(self, partials: Sequence[Array], like: Array, out: Array | None = None) -> Pending:
         """Start the all-reduce of the local sum."""
         total = partials[0] if partials else array_module(like).zeros_like(like)
         for partial in partials[1:]:
             total += partial
-        return self.group.start_all_reduce(total, out=total)
+        return self.group.start_all_reduce(total, out=total if out is None else out)
+
+    def pieces(self, shape: tuple[int, int], itemsize: int) -> list[slice]:
+        """Equal pieces, not too small, of what sums move on behind other work."""
+        rows, width = shape
+        most = min(MOST_PIECES, rows // SMALLEST_PIECE_ROWS, rows * width * itemsize // SMALLEST_PIECE_BYTES)
+        count = max(1, most) if self.group.in_background else 1
+        return [slice(rows * i // count, rows * (i + 1) // count) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +85,12 @@ class OrderedSum(Summation):
         """Ordinary memory."""
         return array_module(like).empty(shape, like.dtype)
 
-    def start(self, partials: Sequence[Array], like: Array) -> Pending:
+    def start(self, partials: Sequence[Array], like: Array, out: Array | None = None) -> Pending:
         """Add at once: a strict order leaves nothing to overlap."""
-        return Pending.done(self.group.all_reduce_in_order(partials, like))
+        total = self.group.all_reduce_in_order(partials, like)
+        if out is not None:
+            out[...] = total
+        return Pending.done(total if out is None else out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ Row-parallel: W is cut along its inputs, W = [W_0, W_1, ...], each rank has its 
     dW_r = dy^T x_r,   db = sum_t dy         b is added once, after the sum; its gradient is equal on every rank
 
 Every product is computed block by block (`Share.blocks`); there is one block, unless the layout is invariant.
+
+Both sums run behind products where that gains time (between nodes): dx behind dW, y piece by piece behind itself.
 """
 
 from __future__ import annotations
@@ -110,17 +112,36 @@ class RowParallelLinear:
 
     def forward(self, x: Array) -> tuple[Array, LinearContext]:
         """x [t, k/tp] -> y [t, n]."""
-        w = self.weight.data
-        shape = (x.shape[0], w.shape[0])
-        y_partials = [
-            linear_forward(x[:, cols], w[:, cols], out=None if i else self.reduce.operand(shape, x))
-            for i, cols in enumerate(self.blocks)
-        ]
-        like = y_partials[0] if y_partials else array_module(x).zeros(shape, x.dtype)
-        y = self.reduce.forward(y_partials, like)  # [t, n]
+        shape = (x.shape[0], self.weight.data.shape[0])
+        pieces = self.reduce.pieces(shape, x.dtype.itemsize)
+        y = self._sum_pieces(x, shape, pieces) if len(pieces) > 1 else self._sum_whole(x, shape)  # [t, n]
         if self.bias:
             y += self.bias.data
         return y, LinearContext(x)
+
+    def _sum_whole(self, x: Array, shape: tuple[int, int]) -> Array:
+        y_partials = self._partials(x, shape)
+        like = y_partials[0] if y_partials else array_module(x).zeros(shape, x.dtype)
+        return self.reduce.forward(y_partials, like)
+
+    def _sum_pieces(self, x: Array, shape: tuple[int, int], pieces: Sequence[slice]) -> Array:
+        """y piece by piece: the sum of one piece of rows over the ranks runs behind the product of the next."""
+        y = array_module(x).empty(shape, x.dtype)
+        pending = [
+            self.reduce.start_forward(self._partials(x[rows], (rows.stop - rows.start, shape[1])), out=y[rows])
+            for rows in pieces
+        ]
+        for piece in pending:
+            piece.wait()
+        return y
+
+    def _partials(self, x: Array, shape: tuple[int, int]) -> list[Array]:
+        """The partial y of each block: x_r W_r^T."""
+        w = self.weight.data
+        return [
+            linear_forward(x[:, cols], w[:, cols], out=None if i else self.reduce.operand(shape, x))
+            for i, cols in enumerate(self.blocks)
+        ]
 
     def backward(self, dy: Array, ctx: LinearContext) -> Array:
         """dy [t, n] -> dx [t, k/tp]."""

@@ -52,6 +52,14 @@ class ReduceFromTP:
         """The sum of the partial y of every rank's blocks."""
         return self.summation(y_partials, like)
 
+    def pieces(self, shape: tuple[int, int], itemsize: int) -> list[slice]:
+        """Rows of y that are summed by themselves: one piece's sum runs behind the next one's product."""
+        return self.summation.pieces(shape, itemsize)
+
+    def start_forward(self, y_partials: Sequence[Array], out: Array) -> Pending:
+        """Start summing a piece of y into `out`."""
+        return self.summation.start(y_partials, like=out, out=out)
+
     def operand(self, shape: tuple[int, ...], like: Array) -> Array:
         """Where to produce the first partial y, so that it need not be copied to be summed."""
         return self.summation.operand(shape, like)

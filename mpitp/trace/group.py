@@ -30,6 +30,7 @@ class TracedGroup(WrappedGroup):
     def __init__(self, inner: Group, observer: GroupObserver, name: str) -> None:
         super().__init__(inner)
         self.observer, self.name = observer, name
+        self.in_background = False  # each sum whole, as the ledger's closed form counts them
 
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
         return self._seen(_call("all_reduce", x, op), (x,), lambda: self.inner.all_reduce(x, op, out))

@@ -123,8 +123,29 @@ def test_overlap_tells_both_kinds_of_sum_on_every_rank() -> None:
     assert first == second and not first[1]
     assert set(first[0]) == set(overlap.KINDS)
     assert sum(row["calls"] for row in first[0].values()) == 4 * 2 + 2 + 2 + 1  # blocks, ends, loss, gradient norm
-    assert len(overlap.overlap_lines(first[0])) == 2 + len(overlap.KINDS)
-    assert overlap.overlap_lines(overlap.measure_overlap(lambda: None, SerialGroup(), 1)) == []
+    steps = {"step_seconds": 1.0, "step_seconds_at_once": 2.0, "times_as_fast_least": 2.0, "times_as_fast_median": 2.1}
+    assert len(overlap.overlap_lines(first[0], steps)) == 3 + len(overlap.KINDS)
+    serial = SerialGroup()
+    assert overlap.overlap_lines(overlap.measure_overlap(lambda: None, serial, 1), {}) == []
+    assert overlap.compare_steps(lambda: None, serial, 1) == {}
+
+
+def test_sums_at_once_take_the_place_of_started_ones() -> None:
+    def check(group: Group) -> tuple[dict[str, Any], bool]:
+        group.in_background = True
+        pieces = []
+
+        def step() -> None:
+            pieces.append(group.in_background)
+            group.start_all_reduce(np.ones(3)).wait()
+
+        found = overlap.compare_steps(step, group, 3)
+        assert pieces == [True, False] * 4  # a warm-up and three rounds
+        return found, "start_all_reduce" in vars(group)
+
+    (first, patched), (second, _) = run_threads(2, check)
+    assert first == second and not patched
+    assert min(first.values()) > 0
 
 
 def test_decode_and_allreduce_on_two_ranks() -> None:

@@ -7,7 +7,6 @@ own first (network, mounts, processes), so all this is gone when we are.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +32,18 @@ def make_hosts(count: int, folder: Path) -> None:
     names = "".join(f"{NETWORK}.{number} h{number}\n" for number in range(1, count + 1))
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
     subprocess.run(["mount", "--bind", str(folder / "hosts"), "/etc/hosts"], check=True)
+
+
+def limit_links(count: int, rate: str) -> None:
+    """What each of the hosts h1, h2, ... sends goes at `rate` ("1gbit"), until `free_links`."""
+    for number in range(1, count + 1):
+        _tc(f"qdisc add dev eth0 root tbf rate {rate} burst 128k latency 20ms", number)
+
+
+def free_links(count: int) -> None:
+    """As fast as they can again."""
+    for number in range(1, count + 1):
+        _tc("qdisc del dev eth0 root", number)
 
 
 def sent_bytes(name: str) -> int:
@@ -82,6 +93,8 @@ def process_of(rank: int, run_dir: str) -> int:
 
 
 def _ip(words: str) -> None:
-    subprocess.run(
-        ["ip", *words.split()], check=True, env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    )
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+def _tc(words: str, number: int) -> None:
+    _ip(f"netns exec h{number} tc {words}")
