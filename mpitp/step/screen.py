@@ -12,6 +12,7 @@ KEYS = (
     "n next  p back  c to break  x next collective  X last one  j conjugate  g go to",
     "a array  r rank  v shades  b break  t predict  l list  ? help  q quit",
 )
+SHORT_KEYS = ("n next  p back  ? all keys  q quit",)
 HELP = """\
 mpitp step: a forward and a backward pass of all ranks, operation by operation
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from mpitp.step.film import Film, Op
 from mpitp.step.questions import Question, question_about
-from mpitp.step.screen import HELP, KEYS, View, list_lines, op_lines, wrapped
+from mpitp.step.screen import HELP, KEYS, SHORT_KEYS, View, list_lines, op_lines, wrapped
 
 COLLECTIVES = "collectives"
+WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
+LEAST_WIDTH, LEAST_HEIGHT = 40, 12  # one that shows something
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Walk:
     is_over: bool = False
     question: Question | None = None
     _top: int = 0
+    _page_lines: int = 20  # that the terminal has shown
 
     @property
     def op(self) -> Op:
@@ -72,17 +75,26 @@ class Walk:
 
     def lines(self, width: int, height: int) -> list[str]:
         """The whole screen, at most `height` lines; the last one is the prompt or a message."""
+        if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+            needed = f"mpitp step needs {LEAST_WIDTH} columns and {LEAST_HEIGHT} lines at least"
+            short = wrapped(
+                f"{needed}; this terminal has {width} and {height}. Enlarge it and press a key; q quits.", width
+            )
+            return [line[:width] for line in short[:height]]
         last = self.prompt or self.message
         if self.page is not None:
-            room = height - 2
+            self._page_lines = room = height - 2
             more = len(self.page) - self._top - room
             foot = f"{more} more lines: space; any other key goes back" if more > 0 else "any key goes back"
             return [line[:width] for line in [*self.page[self._top : self._top + room], "", foot]]
         if self.question is not None:
-            return [line[:width] for line in [*self._question_lines(width), "", last]]
-        body = op_lines(self.film, self.op, self.view, width, height - 5)
-        keys = [key[:width] for key in KEYS]
-        return [self._status()[:width], *body[: height - 5], "", *keys, last[:width]]
+            return [line[:width] for line in [*self._question_lines(width)[: height - 2], "", last]]
+        is_small = width < WIDTH or height < HEIGHT
+        keys = [key[:width] for key in (SHORT_KEYS if is_small else KEYS)]
+        room = height - 3 - len(keys)
+        body = op_lines(self.film, self.op, self.view, width, room)
+        last = last or (f"a terminal of {WIDTH} by {HEIGHT} shows all of it" if is_small else "")
+        return [self._status()[:width], *body, "", *keys, last[:width]]
 
     def _status(self) -> str:
         parts = ["mpitp step"]
@@ -193,10 +205,10 @@ class Walk:
     def _open(self, page: list[str]) -> None:
         self.page, self._top = page, 0
 
-    def _turn_page(self, key: str, step: int = 20) -> None:
+    def _turn_page(self, key: str) -> None:
         assert self.page is not None
-        if key == " " and self._top + step < len(self.page):
-            self._top += step
+        if key == " " and self._top + self._page_lines < len(self.page):
+            self._top += self._page_lines
         else:
             self.page = None
             if key == "q":

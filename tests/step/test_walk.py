@@ -162,3 +162,42 @@ def test_more_ranks_than_fit_side_by_side() -> None:
 def test_zero_has_no_sign() -> None:
     lines = panels([picture_of(np.array([[-0.0, -1.0]], np.float32))], ["rank 0"], 80, 10, shades=False)
     assert lines[1].split() == ["0.00", "-1.00"]
+
+
+SIZES = [(80, 24), (79, 24), (80, 23), (60, 20), (40, 12), (200, 12), (40, 60), (39, 24), (80, 11), (20, 5), (1, 1)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_every_screen_fits_the_terminal_and_keeps_its_title(width: int, height: int) -> None:
+    made = walk()
+    for keys in ("", "?", "l", "t", "n"):
+        for key in keys:
+            made.press(key)
+        for number in (1, len(made.film.ops) // 2, len(made.film.ops)):
+            made.number = number
+            lines = made.lines(width, height)
+            assert len(lines) <= height and max(map(len, lines)) <= width
+            if made.page is None:
+                assert lines[0].startswith("mpitp step"[:width])
+            if made.page is None and made.question is None and min(width - 40, height - 12) >= 0:
+                assert lines[1].startswith(f"{number}/{len(made.film.ops)} ")
+        if keys in ("?", "l"):
+            made.press("x")
+
+
+def test_small_terminals_are_told_what_is_needed() -> None:
+    made = walk()
+    assert made.lines(80, 24)[-1] == ""
+    assert made.lines(79, 24)[-1] == made.lines(80, 23)[-1] == "a terminal of 80 by 24 shows all of it"
+    said = " ".join(" ".join(made.lines(39, 11)).split())
+    assert said.startswith("mpitp step needs 40 columns and 12 lines at least; this terminal has 39 and 11.")
+    made.press("b")
+    assert made.lines(60, 20)[-1].startswith("breakpoint at")
+
+
+def test_pages_turn_by_what_was_shown() -> None:
+    made = walk()
+    made.press("l")
+    seen = made.lines(80, 14)[:12]
+    made.press(" ")
+    assert made.lines(80, 14)[:12] == made.page[12:24] and seen == made.page[:12]  # type: ignore[index]
