@@ -13,6 +13,45 @@ from typing import Any
 
 from mpitp.errors import ConfigError
 
+# What config.json calls the facts of a DecoderConfig, where it doesn't call them the same.
+_LLAMA_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn_hidden": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+    "init_std": "initializer_range",
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "dropouts.attention": "attention_dropout",
+    "eos_ids": "eos_token_id",
+    "bos_id": "bos_token_id",
+}
+_GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "heads": "n_head",
+    "kv_heads": "n_head",
+    "ffn_hidden": "n_inner",
+    "max_positions": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "tied": "tie_word_embeddings",
+    "init_std": "initializer_range",
+    "dropouts.embedding": "embd_pdrop",
+    "dropouts.attention": "attn_pdrop",
+    "dropouts.residual": "resid_pdrop",
+    "eos_ids": "eos_token_id",
+    "bos_id": "bos_token_id",
+}
+_FILE_KEYS = {"gpt2": _GPT2_KEYS, "llama": _LLAMA_KEYS, "qwen2": _LLAMA_KEYS}
+
+
+def file_key(model_type: str, fact: str) -> str:
+    """The key of config.json (and of the run file's [model]) that a fact such as "kv_heads" comes from."""
+    return _FILE_KEYS.get(model_type, {}).get(fact, fact)
+
 
 @dataclass(frozen=True, slots=True)
 class Dropouts:
@@ -62,16 +101,23 @@ class DecoderConfig:
         )
         for name in sizes:
             if getattr(self, name) < 1:
-                raise ConfigError(f"config.json: {name} must be at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"config.json: {self.key(name)} must be at least 1, got {getattr(self, name)}")
         if not self.norm_eps >= 0:
-            raise ConfigError(f"config.json: the norm's epsilon must be at least 0, got {self.norm_eps}")
+            raise ConfigError(f"config.json: {self.key('norm_eps')} must be at least 0, got {self.norm_eps}")
         if self.heads % self.kv_heads:
             raise ConfigError(
-                f"config.json: {self.heads} attention heads can't share {self.kv_heads} KV heads evenly; "
-                "the number of heads must be a multiple of the number of KV heads"
+                f"config.json: {self.key('heads')}={self.heads} must be a multiple of "
+                f"{self.key('kv_heads')}={self.kv_heads}: each KV head serves as many heads as any other"
             )
         if self.rope_theta and self.head_dim % 2:
-            raise ConfigError(f"config.json: RoPE turns pairs, so head_dim must be even, got {self.head_dim}")
+            without = "" if self.hf.get("head_dim") else f" ({self.key('hidden_size')} / {self.key('heads')})"
+            raise ConfigError(
+                f"config.json: RoPE turns pairs, so {self.key('head_dim')} must be even, got {self.head_dim}{without}"
+            )
+
+    def key(self, fact: str) -> str:
+        """What config.json calls one of these fields."""
+        return file_key(self.model_type, fact)
 
 
 # Keys that transformers writes into any config.json and that don't change a causal language model's forward pass.

@@ -64,7 +64,7 @@ def build_model(
     rank count up to it.
     """
     device, layout = device or CpuDevice(), Layout(group, invariant_blocks)
-    layout.check({"heads": config.heads, "ffn_hidden": config.ffn_hidden, "vocab_size": config.vocab_size})
+    layout.check({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if invariant_blocks and config.head_dim == 1:
         raise ConfigError(
             "invariant mode needs a head_dim of at least 2: with 1, attention is made of matrix-vector products, "

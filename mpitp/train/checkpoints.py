@@ -29,7 +29,7 @@ from mpitp.comm.group import Group
 from mpitp.config import SECTIONS, RunConfig
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import os_failure, write_file
-from mpitp.models.config import DecoderConfig
+from mpitp.models.config import DecoderConfig, file_key
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW
 from mpitp.train.setup import RunData
@@ -193,7 +193,7 @@ def compare_states(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Pa
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name) or name.startswith(ignored) or _is_new_default(name, old, new):
             continue
-        key = name.removeprefix("run.")
+        key = _user_s_key(name, wanted)
         line = f"{key}: {_word(old, name)}, now {_word(new, name)}"
         (allowed if key in MAY_CHANGE else refused).append(line)
     if refused:
@@ -202,6 +202,14 @@ def compare_states(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Pa
             "start a new one from its weights with model.from and another train.run_dir"
         )
     return allowed
+
+
+def _user_s_key(name: str, state: Mapping[str, Any]) -> str:
+    """What the user's file calls an entry of the state: a key of the run file, or of the model's config.json."""
+    section, _, fact = name.partition(".")
+    if section == "model" and isinstance(state.get("model"), Mapping):
+        return f"model.{file_key(state['model'].get('model_type', ''), fact)}"
+    return name.removeprefix("run.")
 
 
 def truncate_metrics(path: Path, step: int) -> None:

@@ -61,8 +61,7 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
     if section.from_ is not None:
         decoder = load_config(section.from_)
     elif section.config is not None:
-        path = Path(section.config)
-        decoder = config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
+        decoder = _config_from_file(Path(section.config))
     else:
         decoder = _config_from_fields(section.fields, data)
     decoder = dataclasses.replace(decoder, dropouts=_dropouts(decoder.dropouts, section.dropout))
@@ -73,8 +72,8 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
         )
     if config.data.seq_len > decoder.max_positions:
         raise ConfigError(
-            f"data.seq_len={config.data.seq_len} exceeds the model's max_position_embeddings={decoder.max_positions}; "
-            "lower it or choose a model with more positions"
+            f"data.seq_len={config.data.seq_len} exceeds the model's {decoder.key('max_positions')}="
+            f"{decoder.max_positions}; lower it or choose a model with more positions"
         )
     return decoder
 
@@ -124,6 +123,15 @@ def schedule(config: RunConfig) -> Schedule:
     """The learning rate as the run file says."""
     optim = config.optim
     return Schedule(optim.lr, config.train.steps, optim.warmup_steps, optim.schedule, optim.min_lr)
+
+
+def _config_from_file(path: Path) -> DecoderConfig:
+    path = path / "config.json" if path.is_dir() else path
+    raw = read_json(path)
+    try:
+        return config_from_hf(raw)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.json", str(path), 1)) from error
 
 
 def _config_from_fields(fields: Mapping[str, Any], data: RunData) -> DecoderConfig:

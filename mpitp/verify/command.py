@@ -83,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
     tolerance = default_tolerance(args.dtype, is_exact=bool(source.invariant_blocks))
     if args.tolerance is not None:
         tolerance = Tolerance(args.tolerance, args.tolerance, _FLOOR)
-    if group.size == 1:
-        print(_ALONE, file=sys.stderr)
     report = verify(group, source.make, batch, Settings(tolerance, args.steps))
     checks = finite_differences(source.make(group), batch, args.finite_differences) if args.finite_differences else []
     ok = group.broadcast_object(report.ok and all(check.ok for check in checks))
+    if group.size == 1:
+        print(_ALONE, file=sys.stderr)
     if group.rank == 0:
         if args.json:
             print(json.dumps(reports.as_dict(report, checks, group.size)))

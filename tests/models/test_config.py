@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from typing import Any
 
 import pytest
 
 from mpitp.errors import ConfigError
 from mpitp.models import MODEL_TYPES, DecoderConfig, config_from_hf
-from mpitp.models.config import HARMLESS_KEYS, REQUIRED_VALUES
+from mpitp.models.config import HARMLESS_KEYS, REQUIRED_VALUES, file_key
 from tests.models.model_cases import GPT2, LLAMA, LLAMA3, QWEN2
 
 LLAMA3_SCALING = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
@@ -140,14 +142,26 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
         (LLAMA, {"vocab_size": "53"}, "vocab_size must be a whole number, got '53'"),
         (LLAMA, {"vocab_size": 53.0}, "vocab_size must be a whole number"),
         (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers must be a whole number"),
-        (LLAMA, {"num_hidden_layers": 0}, "num_layers must be at least 1, got 0"),
-        (LLAMA, {"num_attention_heads": 0}, "heads must be at least 1"),
+        (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
+        (LLAMA, {"num_attention_heads": 0}, ": num_attention_heads must be at least 1"),
         (LLAMA, {"num_attention_heads": 0, "head_dim": None}, "must be a multiple of num_attention_heads=0"),
-        (LLAMA, {"num_key_value_heads": 2}, "9 attention heads can't share 2 KV heads evenly"),
-        (LLAMA, {"head_dim": 3}, "head_dim must be even, got 3"),
+        (LLAMA, {"num_key_value_heads": 2}, "num_attention_heads=9 must be a multiple of num_key_value_heads=2: "),
+        (LLAMA, {"head_dim": 3}, "head_dim must be even, got 3$"),
+        (
+            LLAMA,
+            {"head_dim": None, "hidden_size": 27},
+            r"head_dim must be even, got 3 \(hidden_size / num_attention_heads\)",
+        ),
+        (LLAMA, {"num_key_value_heads": 0}, ": num_key_value_heads must be at least 1"),
+        (LLAMA, {"intermediate_size": -1}, "intermediate_size must be at least 1, got -1"),
+        (LLAMA, {"max_position_embeddings": 0}, "max_position_embeddings must be at least 1"),
+        (QWEN2, {"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
+        (GPT2, {"n_layer": 0}, "n_layer must be at least 1"),
+        (GPT2, {"n_positions": 0}, "n_positions must be at least 1"),
+        (GPT2, {"layer_norm_epsilon": -1}, "layer_norm_epsilon must be at least 0"),
         (LLAMA, {"head_dim": None}, "without a head_dim, hidden_size=8 must be a multiple of num_attention_heads=9"),
         (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
-        (LLAMA, {"rms_norm_eps": -1e-5}, "epsilon must be at least 0"),
+        (LLAMA, {"rms_norm_eps": -1e-5}, "rms_norm_eps must be at least 0"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (LLAMA, {"attention_bias": 1}, "attention_bias must be true or false"),
         (LLAMA, {"attention_dropout": 1.0}, r"attention_dropout must lie in \[0, 1\)"),
@@ -157,7 +171,7 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
         (GPT2, {"n_embd": 13}, "n_embd=13 must be a positive multiple of n_head=6"),
         (GPT2, {"n_head": 0}, "must be a positive multiple of n_head=0"),
         (GPT2, {"resid_pdrop": -0.1}, "resid_pdrop must lie in"),
-        (GPT2, {"n_inner": 0}, "ffn_hidden must be at least 1"),
+        (GPT2, {"n_inner": 0}, "n_inner must be at least 1"),
         (GPT2, {"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama, qwen2"),
         (GPT2, {"model_type": None}, "model_type None is not supported"),
         (GPT2, {"model_type": ["gpt2"]}, "is not supported"),
@@ -166,6 +180,29 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
 def test_what_is_refused(raw: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config_from_hf({**raw, **changes})
+
+
+VALUES = {"tie_word_embeddings": False, "eos_token_id": 1, "bos_token_id": 2, "attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize("raw", [GPT2, LLAMA, QWEN2], ids=lambda raw: raw["model_type"])
+def test_every_fact_is_known_by_the_key_it_comes_from(raw: dict[str, Any]) -> None:
+    """Another value of the key gives another value of the fact."""
+    config, model_type = config_from_hf({**raw, "tie_word_embeddings": True}), raw["model_type"]
+    facts = {field.name for field in dataclasses.fields(config)} - {"hf", "model_type", "rope_scaling", "dropouts"}
+    facts |= {f"dropouts.{field.name}" for field in dataclasses.fields(config.dropouts)}
+    for fact in sorted(facts):
+        key = file_key(model_type, fact)
+        if key == fact and key not in raw:  # not in this kind of file
+            continue
+        now = operator.attrgetter(fact)(config)
+        value = VALUES[key] if key in VALUES else now * 2 if isinstance(now, int) else now / 2 + 0.03
+        changed = {**raw, "tie_word_embeddings": True, key: value}
+        if key in ("num_key_value_heads", "n_head"):
+            changed[key] = 1
+        if model_type == "qwen2" and key in ("attention_bias", "mlp_bias"):  # it has no choice
+            continue
+        assert operator.attrgetter(fact)(config_from_hf(changed)) != now, (fact, key)
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"])

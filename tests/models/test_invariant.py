@@ -150,7 +150,7 @@ def test_heads_one_wide_are_refused() -> None:
 @pytest.mark.parametrize(
     ("ranks", "num_blocks", "words"),
     [
-        (1, 10, "invariant_blocks=10 exceeds heads=9"),
+        (1, 10, "invariant_blocks=10 exceeds num_attention_heads=9"),
         (3, 2, "2 blocks can't go to 3 ranks"),
         (10, 10, "use at most 9 ranks"),
     ],

@@ -85,9 +85,9 @@ def test_generate_verb_says_the_same_at_every_rank_count(
 
 
 REFUSED = [
-    (1, 7, "invariant_blocks=7 exceeds heads=6: .* use a number from 1 to 6"),
+    (1, 7, "invariant_blocks=7 exceeds n_head=6: .* use a number from 1 to 6"),
     (3, 2, "2 blocks can't go to 3 ranks; use at most 2 ranks or set invariant_blocks to a number up to 6"),
-    (3, 999, "invariant_blocks=999 exceeds heads=6: .* use a number from 3 to 6"),
+    (3, 999, "invariant_blocks=999 exceeds n_head=6: .* use a number from 3 to 6"),
     (7, 0, "6 blocks can't go to 7 ranks; use at most 6 ranks"),
     (7, 7, "at most 6 blocks .* fewer than the 7 ranks; use at most 6 ranks"),
 ]

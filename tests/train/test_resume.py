@@ -261,7 +261,7 @@ def test_run_that_never_began_is_no_earlier_run(tmp_path: Path, data: Path) -> N
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another model": (
         {"model_n_inner": 41, "model_n_layer": 1},
-        "model.ffn_hidden: 37, now 41.*model.num_layers: 2, now 1",
+        "model.n_inner: 37, now 41.*model.n_layer: 2, now 1",
     ),
     "another seed": ({"train_seed": 2}, r"train.seed: 1, now 2"),
     "batch": ({"train_global_batch_size": 8}, "train.global_batch_size: 4, now 8"),
@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sequence": ({"data_seq_len": 9}, "data.seq_len: 8, now 9"),
     "dtype": ({"model_dtype": "float64"}, "model.dtype: 'float32', now 'float64'"),
     "betas": ({"optim_betas": [0.9, 0.99]}, r"optim.betas: \[0.9, 0.95\], now \[0.9, 0.99\]"),
-    "dropout": ({"model_resid_pdrop": 0.5}, "model.dropouts.residual: 0.15, now 0.5"),
+    "dropout": ({"model_resid_pdrop": 0.5}, "model.resid_pdrop: 0.15, now 0.5"),
 }
 
 
