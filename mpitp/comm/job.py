@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from mpitp.comm.abort import READER_LEFT
+from mpitp.errors import LaunchError
+from mpitp.files import os_failure
 
 TAIL_BYTES = 1 << 14
 KILLED = 128  # a process that was ended by signal N counts as one that left with 128 + N, as in a shell
@@ -38,8 +39,8 @@ _PR_SET_PDEATHSIG = 1
 class Job:
     """One run of an mpiexec.
 
-    `passed_as`: signals that are handed on as others. `outlives_reader`: it goes on when nobody reads its output any
-    more. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
+    `passed_as`: signals that are handed on as others. `outlives_reader`: it goes on when its output can't be
+    handed on. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
     """
 
     command: Sequence[str]
@@ -51,12 +52,30 @@ class Job:
     _is_mid_line: bool = False  # on stderr: a progress bar stands there
     _process: subprocess.Popen[bytes] | None = None
     _received: list[int] = field(default_factory=list)
-    _reader_left: bool = False
+    _waiting: list[int] = field(default_factory=list)  # received before there was anybody to hand them to
+    _output_lost: OSError | None = None
 
     def run(self) -> int:
-        """Run it to its end; the exit code, as README has them."""
+        """Run it to its end; the exit code, as README has them.
+
+        When its output can't be handed on it is ended, and that raised: BrokenPipeError when the reader has left, else
+        FileError. Raises LaunchError when it can't be started.
+        """
         with self._listening():
-            self._process = subprocess.Popen(
+            self._process = self._start()
+            for number in self._waiting:
+                self._hand_on(number)
+            self.tail = self._relay(self._process).decode(errors="replace")
+            code = self._wait(self._process)
+        if isinstance(self._output_lost, BrokenPipeError):
+            raise self._output_lost
+        if self._output_lost is not None:
+            raise os_failure("write to", "standard output", self._output_lost)
+        return exit_code(code, self.tail, self._received)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
                 self.command,
                 env=dict(self.environ),
                 stdin=self.stdin,
@@ -65,11 +84,8 @@ class Job:
                 process_group=None if self._shares_terminal() else 0,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
-            for number in self._received:  # they came before there was anybody to hand them to
-                self._hand_on(number)
-            self.tail = self._relay(self._process).decode(errors="replace")
-            code = self._wait(self._process)
-        return READER_LEFT if self._reader_left else exit_code(code, self.tail, self._received)
+        except OSError as error:  # such as a prompt that is too long for a command line
+            raise LaunchError(f"can't start {self.command[0]}: {error.strerror or error}") from error
 
     def say(self, text: str) -> None:
         """A line of our own on stderr, below what the job has written there. A signal may come in the middle of it."""
@@ -93,6 +109,8 @@ class Job:
         self._received.append(number)
         if self._process is not None:
             self._hand_on(number)
+        else:
+            self._waiting.append(number)
 
     def _hand_on(self, number: int) -> None:
         assert self._process is not None
@@ -133,18 +151,19 @@ class Job:
         return tail
 
     def _write(self, descriptor: int, data: bytes) -> None:
+        if self._output_lost is not None:
+            return
         try:
-            while data and not self._reader_left:
+            while data:
                 data = data[os.write(descriptor, data) :]
-        except BrokenPipeError:
-            if not self.outlives_reader and self._process is not None:
-                self._reader_left = True
+        except OSError as error:
+            is_told = descriptor == 2 and not isinstance(error, BrokenPipeError)  # by what is missing there
+            if not self.outlives_reader and not is_told and self._process is not None:
+                self._output_lost = error
                 self._process.terminate()
-        except OSError:  # a full disk: the job's results lie elsewhere
-            pass
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        if self._reader_left:
+        if self._output_lost is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_LEAVE_SECONDS)
             process.kill()
