@@ -4,8 +4,8 @@ A linear with weight W [n, k] on this rank takes three products of 2 t n k opera
 
     y = x W^T      dx = dy W      dW = dy^T x
 
-and attention takes, for each sequence, query head and tile of query rows (the keys that its last row sees), two
-forward and five backward:
+and attention takes, for each sequence and query head, two products for each block of queries in the forward (with the
+keys that its last one sees), and five for each block of keys in the backward (with the queries that see its first one):
 
     S = q k^T   o = P v   |   S = q k^T   dP = do v^T   dv = P^T do   dk = dS^T q   dq = dS k
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.models.model import CausalLM
-from mpitp.ops.attention import TILE_ROWS
+from mpitp.ops.attention import key_tiles, query_tiles
 
 Array = Any
 
@@ -87,19 +87,21 @@ def _head_products(arrays: _Arrays, q: Array, k: Array, v: Array, do: Array) -> 
     products = []
     length, dim = q.shape
     q_head = arrays.get("q", length, dim)  # scaled, so contiguous
-    for start in range(0, length, TILE_ROWS):
-        stop = min(start + TILE_ROWS, length)
-        rows, cols = slice(start, stop), slice(0, stop)
-        scores, dscores = arrays.get("scores", stop - start, stop), arrays.get("dscores", stop - start, stop)
-        of_rows, of_cols = arrays.get("rows", length, dim)[rows], arrays.get("cols", stop, dim)
+    of_queries, of_keys = arrays.get("of queries", length, dim), arrays.get("of keys", length, dim)
+    for tile in query_tiles(np, length, length):
+        rows, cols = tile.queries, tile.keys
+        scores = arrays.get("scores", rows.stop - rows.start, cols.stop - cols.start)
+        products += [Product(q_head[rows], k[cols].T, scores), Product(scores, v[cols], of_queries[rows])]
+    for tile in key_tiles(np, length, length):
+        rows, cols = tile.queries, tile.keys
+        shape = rows.stop - rows.start, cols.stop - cols.start
+        scores, dscores = arrays.get("scores", *shape), arrays.get("dscores", *shape)
         products += [
             Product(q_head[rows], k[cols].T, scores),
-            Product(scores, v[cols], of_rows),
-            Product(q_head[rows], k[cols].T, scores),
             Product(do[rows], v[cols].T, dscores),
-            Product(scores.T, do[rows], of_cols),
-            Product(dscores.T, q_head[rows], of_cols),
-            Product(dscores, k[cols], of_rows),
+            Product(scores.T, do[rows], of_keys[cols]),
+            Product(dscores.T, q_head[rows], of_keys[cols]),
+            Product(dscores, k[cols], of_queries[rows]),
         ]
     return products
 

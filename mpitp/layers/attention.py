@@ -81,10 +81,11 @@ class SelfAttention:
         o = array_module(x).empty(q.shape, x.dtype)  # [t, a/tp, d]
         lse = []
         for i, rows in seqs.rows():
-            keys, values = cache.extend(i, seqs.past_of(i), k[rows], v[rows]) if cache else (k[rows], v[rows])
             if cache and seqs.lengths[i] == 1:
-                attend_newest(q[rows.start], keys, values, self.query_groups, self.scale, out=o[rows.start])
+                newest = q[rows.start], k[rows.start], v[rows.start]
+                attend_newest(*newest, cache, i, seqs.past_of(i), self.query_groups, self.scale, out=o[rows.start])
                 continue
+            keys, values = cache.extend(i, seqs.past_of(i), k[rows], v[rows]) if cache else (k[rows], v[rows])
             mask = self.dropout.masks(seqs, i, self.heads, x)
             lse.append(
                 attention_forward(q[rows], keys, values, self.kv_index, self.scale, out=o[rows], dropout=mask)[1]
@@ -135,15 +136,14 @@ class AttentionDropout:
     name: str
 
     def masks(self, seqs: Sequences, index: int, heads: HeadShare, like: Array) -> Callable[..., Array] | None:
-        """A function (local head, first row, last row + 1, columns) -> keep mask for sequence `index`."""
+        """A function (local head, queries, keys) -> keep mask for sequence `index`."""
         if not self.rate or seqs.dropout is None:
             return None
         state, first, xp = seqs.dropout, heads.query.span.start, array_module(like)
 
-        def mask(head: int, row_start: int, row_stop: int, cols: int) -> Array:
+        def mask(head: int, queries: range, keys: range) -> Array:
             key = state.key(f"{self.name}/head {first + head}")
-            rows = range(row_start, row_stop)
-            return dropout_mask(self.rate, key, state.samples[index], rows, range(cols), like.dtype, xp)
+            return dropout_mask(self.rate, key, state.samples[index], queries, keys, like.dtype, xp)
 
         return mask
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
 from mpitp.ops.row_blocks import paired_blocks
 
@@ -62,6 +63,11 @@ def adamw_update(
     step_size, root = _bias_corrections(lr, beta1, beta2, step)
     decay = float(1.0 - lr * weight_decay)
     arrays = [_flat(x) for x in (param, grad, m, v)]
+    if is_accelerated(xp, param.dtype):
+        from mpitp.ops.compiled import adamw as compiled
+
+        compiled.adamw_update(*arrays, float(grad_scale), decay, beta1, beta2, step_size, root, eps)
+        return
     for param_, grad_, m_, v_, g, work in paired_blocks(xp, *arrays, scratch=2):
         xp.multiply(grad_, float(grad_scale), out=g)
         xp.subtract(g, m_, out=work)
@@ -83,6 +89,10 @@ def adamw_update(
 def sum_of_squares(x: Array) -> Array:
     """Sum of x^2 as a float64 scalar on x's device, added in an order that depends on the number of elements alone."""
     xp = array_module(x)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import adamw as compiled
+
+        return np.float64(compiled.sum_of_squares(xp.ascontiguousarray(x).reshape(-1)))
     total = xp.zeros((), dtype=np.float64)
     for block, wide in paired_blocks(xp, xp.ascontiguousarray(x).reshape(-1), scratch=1, dtype=np.float64):
         wide[...] = block

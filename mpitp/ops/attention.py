@@ -1,11 +1,14 @@
-"""Causal attention of one sequence (Vaswani et al. 2017), head by head in tiles of query rows.
+"""Causal attention of one sequence (Vaswani et al. 2017), head by head in tiles.
 
-Query i of s stands at position u - s + i among u keys and sees the keys up to there. For one head, with tile rows r and
-the keys c that the tile can see:
+Query i of s stands at position u - s + i among u keys and sees the keys up to there. For one head:
 
     forward     S = scale * q k^T,  P = softmax(S) = exp(S - lse),  o = P v
-    backward    dv += P^T do,  dP = do v^T,  dS = P * (dP - D),  D = rowsum(do * o)
-                dq  = scale * dS k,  dk += scale * dS^T q
+    backward    dv = P^T do,  dP = do v^T,  dS = P * (dP - D),  D = rowsum(do * o)
+                dq = scale * dS k,  dk = scale * dS^T q
+
+The forward takes a block of queries and all keys that its last one sees: a softmax needs its whole row. The backward
+takes a block of keys and all queries that see its first one: dk and dv are then one product each, and dq alone is added
+up.
 
 Only lse, the log of the softmax's denominator, is kept; the backward makes P again from it (Dao et al. 2022), so no
 array of s x u lives longer than its tile. With dropout, P becomes P * mask after the softmax; then dP = (do v^T) *
@@ -16,18 +19,21 @@ Each head is computed by itself, with shapes that depend on s, u and d alone: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
 
 Array = Any
-DropoutMask = Callable[[int, int, int, int], Array]  # (head, row_start, row_stop, cols) -> mask [rows, cols]
+DropoutMask = Callable[[int, range, range], Array]  # (head, queries, keys) -> mask [queries, keys]
 
-TILE_ROWS = 96  # measured: less waste above the diagonal against larger products; flat from 64 to 128
-DEVICE_TILE_ROWS = 1024  # on a GPU few large products are better
+TILE = 96  # queries or keys; measured: less waste above the diagonal against larger products; flat from 64 to 128
+DEVICE_TILE = 1024  # on a GPU few large products are better
 
 
 def attention_reference(q: Array, k: Array, v: Array, kv_index: Sequence[int], scale: float) -> Array:
@@ -58,21 +64,20 @@ def attention_forward(
     """
     xp = array_module(q)
     s, heads, d = q.shape
-    tiles = Tiles(xp, s, k.shape[0], q.dtype)
+    passes = TilePasses(xp, q.dtype, scale)
     out = xp.empty(q.shape, dtype=q.dtype) if out is None else out
     lse = xp.empty((heads, s), dtype=q.dtype)
+    tiles = query_tiles(xp, s, k.shape[0])
     o_head, row_max, total = (xp.empty((s, width), dtype=q.dtype) for width in (d, 1, 1))
     for head, kv in enumerate(kv_index):
-        q_head, k_head, v_head = q[:, head] * scale, k[:, kv], v[:, kv]
-        for rows, cols in tiles:
-            e = tiles.scores(q_head[rows], k_head[:cols])
-            row_max[rows] = e.max(axis=1, keepdims=True)
-            e -= row_max[rows]
-            xp.exp(e, out=e)
-            xp.matmul(e, tiles.ones[:cols], out=total[rows])  # a sum of rows, twice as fast
+        q_head, k_head, v_head = q[:, head], k[:, kv], v[:, kv]
+        for tile in tiles:
+            rows, cols = tile.queries, tile.keys
+            e = xp.matmul(q_head[rows], k_head[cols].T)
+            passes.softmax_numerators(e, tile.seen, row_max[rows], total[rows])
             if dropout is not None:
-                e *= dropout(head, rows.start, rows.stop, cols)
-            xp.matmul(e, v_head[:cols], out=o_head[rows])
+                e *= dropout(head, as_range(rows), as_range(cols))
+            xp.matmul(e, v_head[cols], out=o_head[rows])
         xp.divide(o_head, total, out=out[:, head])
         lse[head] = (row_max + xp.log(total))[:, 0]
     return out, lse
@@ -101,56 +106,117 @@ def attention_backward(
     """
     xp = array_module(q)
     (s, _, d), u = q.shape, k.shape[0]
-    tiles = Tiles(xp, s, u, q.dtype)
+    passes = TilePasses(xp, q.dtype, scale)
     dq = xp.empty(q.shape, dtype=q.dtype) if dq is None else dq
     dk = xp.empty((u, num_grads, d), dtype=q.dtype) if dk is None else dk
     dv = xp.empty((u, num_grads, d), dtype=q.dtype) if dv is None else dv
     dk[...] = 0
     dv[...] = 0
     dq_head, dk_head, dv_head = (xp.empty((rows, d), dtype=q.dtype) for rows in (s, u, u))
+    tiles = key_tiles(xp, s, u)
     for head, (kv, slot) in enumerate(zip(kv_index, grad_index, strict=True)):
-        q_head, k_head, v_head, do_head = q[:, head] * scale, k[:, kv], v[:, kv], do[:, head]
-        row_dots = xp.einsum("sd,sd->s", do_head, o[:, head])[:, None]  # D
-        dk_head[...] = 0
-        dv_head[...] = 0
-        for rows, cols in tiles:
-            p = tiles.scores(q_head[rows], k_head[:cols])
-            p -= lse[head, rows, None]
-            xp.exp(p, out=p)
-            dp = xp.matmul(do_head[rows], v_head[:cols].T)
+        q_head, k_head, v_head, do_head = q[:, head], k[:, kv], v[:, kv], do[:, head]
+        row_dots = xp.einsum("sd,sd->s", do_head, o[:, head])  # D
+        for tile in tiles:
+            rows, cols = tile.queries, tile.keys
+            p = xp.matmul(q_head[rows], k_head[cols].T)
+            dp = xp.matmul(do_head[rows], v_head[cols].T)
             if dropout is not None:
-                mask = dropout(head, rows.start, rows.stop, cols)
+                mask = dropout(head, as_range(rows), as_range(cols))
                 dp *= mask
-            dp -= row_dots[rows]
-            dp *= p  # now dS
+            passes.softmax_backward(p, dp, tile.seen, lse[head, rows], row_dots[rows])  # dp is scale * dS now
             if dropout is not None:
                 p *= mask
-            dv_head[:cols] += xp.matmul(p.T, do_head[rows])
-            dk_head[:cols] += xp.matmul(dp.T, q_head[rows])
-            xp.matmul(dp, k_head[:cols], out=dq_head[rows])
-        xp.multiply(dq_head, scale, out=dq[:, head])
+            xp.matmul(p.T, do_head[rows], out=dv_head[cols])
+            xp.matmul(dp.T, q_head[rows], out=dk_head[cols])
+            if tile is tiles[0]:  # all queries see the first key
+                xp.matmul(dp, k_head[cols], out=dq_head)
+            else:
+                dq_head[rows] += xp.matmul(dp, k_head[cols])
+        dq[:, head] = dq_head
         dk[:, slot] += dk_head
         dv[:, slot] += dv_head
     return dq, dk, dv
 
 
-class Tiles:
-    """The tiles of one sequence: pairs of query rows and the number of keys that the last of these rows sees."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Neighbouring queries and keys; query number i of them sees the first seen + i of the keys."""
 
-    def __init__(self, xp: Any, s: int, u: int, dtype: Any) -> None:
-        self.xp = xp
-        size = max(1, min(s, TILE_ROWS if xp is np else DEVICE_TILE_ROWS))
-        self.tiles = [(slice(i, min(i + size, s)), u - s + min(i + size, s)) for i in range(0, s, size)]
-        self.ones = xp.ones((u, 1), dtype=dtype)
-        self.after = xp.triu(xp.full((size, size), -xp.inf, dtype=dtype), 1)  # -inf where the key is after the query
+    queries: slice
+    keys: slice
+    seen: int
 
-    def __iter__(self) -> Iterator[tuple[slice, int]]:
-        return iter(self.tiles)
 
-    def scores(self, q_rows: Array, k_cols: Array) -> Array:
-        """q k^T [rows, cols], -inf where a key lies after the query."""
-        scores = self.xp.matmul(q_rows, k_cols.T)
-        rows, cols = scores.shape
-        if rows > 1:
-            scores[:, cols - rows :] += self.after[:rows, :rows]
-        return scores
+def query_tiles(xp: Any, s: int, u: int) -> list[Tile]:
+    """The forward's tiles, of s queries and u keys: blocks of queries, each with all keys that one of them sees."""
+    return [Tile(slice(start, stop), slice(0, u - s + stop), u - s + start + 1) for start, stop in _blocks(xp, s)]
+
+
+def key_tiles(xp: Any, s: int, u: int) -> list[Tile]:
+    """The backward's tiles: blocks of keys, each with all queries that see one of them."""
+    tiles = []
+    for start, stop in _blocks(xp, u):
+        first = max(0, start - (u - s))
+        tiles.append(Tile(slice(first, s), slice(start, stop), u - s + first - start + 1))
+    return tiles
+
+
+def _blocks(xp: Any, length: int) -> list[tuple[int, int]]:
+    """Neighbouring blocks (start, stop) of range(length).
+
+    None has one row, if that can be had: the bits of a matrix-vector product depend on the strides of the matrix.
+    """
+    starts = list(range(0, length, TILE if xp is np else DEVICE_TILE))
+    if len(starts) > 1 and length - starts[-1] == 1:
+        starts.pop()
+    return list(pairwise([*starts, length]))
+
+
+def as_range(block: slice) -> range:
+    """The indices of a slice that names both ends."""
+    return range(block.start, block.stop)
+
+
+class TilePasses:
+    """What is done to a tile's products q k^T [rows, cols]; row i sees the first seen + i columns."""
+
+    def __init__(self, xp: Any, dtype: Any, scale: float) -> None:
+        self.xp, self.dtype, self.scale, self.accelerated = xp, dtype, scale, is_accelerated(xp, dtype)
+        self.ones = self.after = xp.empty((0, 1), dtype=dtype)
+
+    def softmax_numerators(self, scores: Array, seen: int, row_max: Array, total: Array) -> None:
+        """scores become exp(S - m), 0 for keys not seen; S's maxima m and the rows' sums go to [rows, 1]."""
+        if self.accelerated:
+            from mpitp.ops.compiled import attention as compiled
+
+            return compiled.softmax_numerators(scores, seen, self.scale, row_max, total)
+        self._scale_and_hide(scores, seen)
+        row_max[...] = scores.max(axis=1, keepdims=True)
+        scores -= row_max
+        self.xp.exp(scores, out=scores)
+        if len(self.ones) < scores.shape[1]:
+            self.ones = self.xp.ones((scores.shape[1], 1), dtype=self.dtype)
+        self.xp.matmul(scores, self.ones[: scores.shape[1]], out=total)  # a sum of rows, twice as fast
+
+    def softmax_backward(self, scores: Array, dp: Array, seen: int, lse: Array, row_dots: Array) -> None:
+        """scores become P = exp(S - lse), 0 for keys not seen, and dp becomes scale * dS."""
+        if self.accelerated:
+            from mpitp.ops.compiled import attention as compiled
+
+            return compiled.softmax_backward(scores, dp, seen, self.scale, lse, row_dots)
+        self._scale_and_hide(scores, seen)
+        scores -= lse[:, None]
+        self.xp.exp(scores, out=scores)
+        dp -= row_dots[:, None]
+        dp *= self.scale
+        dp *= scores
+
+    def _scale_and_hide(self, scores: Array, seen: int) -> None:
+        """-inf where a key lies after the query: a triangle that begins in the first row, behind the keys it sees."""
+        scores *= self.scale
+        side = scores.shape[1] - seen
+        if side > len(self.after):
+            self.after = self.xp.triu(self.xp.full((side, side), -self.xp.inf, dtype=self.dtype))
+        if side > 0:
+            scores[:side, seen:] += self.after[:side, :side]

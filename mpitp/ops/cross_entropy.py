@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import paired_blocks
+from mpitp.ops.row_blocks import paired_blocks, without_gaps
 
 Array = Any
 
@@ -37,6 +40,12 @@ def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Ar
     xp = array_module(logits)
     e = xp.empty(logits.shape, dtype=logits.dtype)
     sums = xp.empty((len(blocks), logits.shape[0]), dtype=logits.dtype)
+    if is_accelerated(xp, logits.dtype):
+        from mpitp.ops.compiled import cross_entropy as compiled
+
+        bounds = np.array([(block.start, block.stop) for block in blocks], np.int64).reshape(-1, 2)
+        compiled.exp_sums(without_gaps(logits), row_max, bounds, e, sums)
+        return e, sums
     for logits_rows, max_rows, e_rows, sums_rows in paired_blocks(xp, logits, row_max[:, None], e, sums.T):
         xp.subtract(logits_rows, max_rows, out=e_rows)
         xp.exp(e_rows, out=e_rows)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import paired_blocks
+from mpitp.ops.row_blocks import paired_blocks, without_gaps
 
 Array = Any
 
@@ -36,6 +37,11 @@ def gelu_forward(x: Array) -> Array:
     """y = gelu(x), elementwise; x [t, f]."""
     xp = array_module(x)
     y = xp.empty(x.shape, dtype=x.dtype)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import gelu as compiled
+
+        compiled.gelu_forward(without_gaps(x), y)
+        return y
     for x_rows, y_rows in paired_blocks(xp, x, y):
         _tanh(xp, x_rows, out=y_rows)
         y_rows += 1.0
@@ -48,6 +54,11 @@ def gelu_backward(dy: Array, x: Array) -> Array:
     """dx of dy and the forward's x, elementwise; all [t, f]."""
     xp = array_module(x)
     dx = xp.empty(x.shape, dtype=x.dtype)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import gelu as compiled
+
+        compiled.gelu_backward(without_gaps(dy), without_gaps(x), dx)
+        return dx
     for dy_rows, x_rows, dx_rows, t, slope in paired_blocks(xp, dy, x, dx, scratch=2):
         _tanh(xp, x_rows, out=t)
         xp.multiply(x_rows, x_rows, out=slope)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import paired_blocks, statistics_dtype
+from mpitp.ops.row_blocks import paired_blocks, statistics_dtype, without_gaps
 
 Array = Any
 
@@ -32,6 +33,11 @@ def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float) -> tupl
     wide = statistics_dtype(x.dtype)
     y = xp.empty(x.shape, dtype=x.dtype)
     mean, rstd = xp.empty((x.shape[0],), dtype=wide), xp.empty((x.shape[0],), dtype=wide)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import layer_norm as compiled
+
+        compiled.layer_norm_forward(without_gaps(x), weight, bias, eps, y, mean, rstd)
+        return y, mean, rstd
     blocks = paired_blocks(xp, x, y, mean, rstd, scratch=1, dtype=wide)
     for x_rows, y_rows, mean_rows, rstd_rows, centred in blocks:
         mean_rows[...] = x_rows.mean(axis=1, dtype=wide)
@@ -50,6 +56,11 @@ def layer_norm_backward(dy: Array, x: Array, weight: Array, mean: Array, rstd: A
     wide = mean.dtype
     dx = xp.empty(x.shape, dtype=x.dtype)
     dweight, dbias = xp.zeros(weight.shape, dtype=wide), xp.zeros(weight.shape, dtype=wide)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import layer_norm as compiled
+
+        compiled.layer_norm_backward(without_gaps(dy), without_gaps(x), weight, mean, rstd, dx, dweight, dbias)
+        return dx, dweight, dbias
     wide_weight = weight.astype(wide, copy=False)
     blocks = paired_blocks(xp, x, dy, dx, mean[:, None], rstd[:, None], scratch=3, dtype=wide)
     for x_rows, dy_rows, dx_rows, mean_rows, rstd_rows, xhat, product, g in blocks:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import paired_blocks, statistics_dtype
+from mpitp.ops.row_blocks import paired_blocks, statistics_dtype, without_gaps
 
 Array = Any
 
@@ -27,6 +28,11 @@ def rms_norm_forward(x: Array, weight: Array, eps: float) -> tuple[Array, Array]
     xp = array_module(x)
     wide = statistics_dtype(x.dtype)
     y, rstd = xp.empty(x.shape, dtype=x.dtype), xp.empty((x.shape[0],), dtype=wide)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import rms_norm as compiled
+
+        compiled.rms_norm_forward(without_gaps(x), weight, eps, y, rstd)
+        return y, rstd
     for x_rows, y_rows, rstd_rows, work in paired_blocks(xp, x, y, rstd, scratch=1, dtype=wide):
         work[...] = x_rows
         mean_square = xp.einsum("ij,ij->i", work, work) / x.shape[1]
@@ -41,6 +47,11 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[
     xp = array_module(x)
     wide = rstd.dtype
     dx, dweight = xp.empty(x.shape, dtype=x.dtype), xp.zeros(weight.shape, dtype=wide)
+    if is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled import rms_norm as compiled
+
+        compiled.rms_norm_backward(without_gaps(dy), without_gaps(x), weight, rstd, dx, dweight)
+        return dx, dweight
     wide_weight = weight.astype(wide, copy=False)
     blocks = paired_blocks(xp, x, dy, dx, rstd[:, None], scratch=3, dtype=wide)
     for x_rows, dy_rows, dx_rows, rstd_rows, xhat, product, g in blocks:

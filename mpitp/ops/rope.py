@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module, from_host
 from mpitp.errors import ConfigError
 from mpitp.ops.row_blocks import paired_blocks
@@ -58,6 +59,13 @@ def rope_forward(x: Array, cos: Array, sin: Array, out: Array | None = None) -> 
     """x [t, n, d] turned by the tables [t, d/2]; into `out`, which may be x itself."""
     xp = array_module(x)
     out = xp.empty(x.shape, dtype=x.dtype) if out is None else out
+    if is_accelerated(xp, x.dtype) and _heads_side_by_side(out):
+        from mpitp.ops.compiled import rope as compiled
+
+        if out is not x:
+            out[...] = x
+        compiled.turn(out.reshape(out.shape[0], -1), cos, sin)
+        return out
     arrays = (*_halves(x), *_halves(out), cos[:, None, :], sin[:, None, :])
     for x1, x2, out1, out2, cos_rows, sin_rows, x1_sin, x2_sin in paired_blocks(xp, *arrays, scratch=2):
         xp.multiply(x1, sin_rows, out=x1_sin)
@@ -77,6 +85,11 @@ def rope_backward(dy: Array, cos: Array, sin: Array, out: Array | None = None) -
 def _halves(x: Array) -> tuple[Array, Array]:
     half = x.shape[2] // 2
     return x[:, :, :half], x[:, :, half:]
+
+
+def _heads_side_by_side(x: Array) -> bool:
+    """Whether the heads [n, d] of a token lie in memory without gaps, so that a view [t, n * d] can be had."""
+    return x.strides[1:] == (x.shape[2] * x.itemsize, x.itemsize)
 
 
 def _llama3(inv_freq: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:

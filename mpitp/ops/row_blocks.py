@@ -49,6 +49,11 @@ def paired_blocks(xp: Any, *arrays: Array, scratch: int = 0, dtype: Any = None) 
         yield (*(x[block] for x in arrays), *(x[: block.stop - block.start] for x in spare))
 
 
+def without_gaps(x: Array) -> Array:
+    """x [n, m] itself where neighbours in a row are neighbours in memory, as compiled kernels need it; else a copy."""
+    return x if x.strides[1] == x.itemsize or x.shape[1] == 1 else np.ascontiguousarray(x)
+
+
 def statistics_dtype(dtype: Any) -> Any:
     """The dtype that sums over an array of `dtype` are kept in: float64 for float64, else float32."""
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)

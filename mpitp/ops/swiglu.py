@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
-from mpitp.ops.row_blocks import paired_blocks
+from mpitp.ops.row_blocks import paired_blocks, without_gaps
 
 Array = Any
 
@@ -30,6 +31,11 @@ def swiglu_forward(gate_up: Array) -> Array:
     xp = array_module(gate_up)
     gate, up = split_columns(gate_up)
     y = xp.empty(gate.shape, dtype=gate_up.dtype)
+    if is_accelerated(xp, gate_up.dtype):
+        from mpitp.ops.compiled import swiglu as compiled
+
+        compiled.swiglu_forward(without_gaps(gate_up), y)
+        return y
     for gate_rows, up_rows, y_rows in paired_blocks(xp, gate, up, y):
         _one_plus_exp(xp, gate_rows, out=y_rows)
         xp.divide(gate_rows, y_rows, out=y_rows)
@@ -41,6 +47,11 @@ def swiglu_backward(dy: Array, gate_up: Array) -> Array:
     """dgate_up [t, 2f] of dy [t, f] and gate_up [t, 2f]."""
     xp = array_module(gate_up)
     dgate_up = xp.empty(gate_up.shape, dtype=gate_up.dtype)
+    if is_accelerated(xp, gate_up.dtype):
+        from mpitp.ops.compiled import swiglu as compiled
+
+        compiled.swiglu_backward(without_gaps(dy), without_gaps(gate_up), dgate_up)
+        return dgate_up
     arrays = (*split_columns(gate_up), *split_columns(dgate_up), dy)
     for gate, up, dgate, dup, dy_rows, s, silu in paired_blocks(xp, *arrays, scratch=2):
         _one_plus_exp(xp, gate, out=s)

@@ -56,13 +56,14 @@ def residual_mask(dropout: Dropout, model: CausalLM) -> np.ndarray:
 
 
 def attention_masks(attention: Any, model: CausalLM) -> dict[tuple[int, int], np.ndarray]:
-    """The masks of this rank's heads, by (global head, sequence), asked for in tiles of rows as attention does."""
+    """The masks of this rank's heads, by (global head, sequence), asked for in tiles as attention does."""
     like = model.device.xp.zeros(1, model.dtype)
     found = {}
     for i, length in enumerate(SEQS.lengths):
         mask = attention.dropout.masks(SEQS, i, attention.heads, like)
         for local, head in enumerate(attention.heads.query.span):
-            tiles = [mask(local, row, min(row + 16, length), length) for row in range(0, length, 16)]
+            blocks = [range(row, min(row + 16, length)) for row in range(0, length, 16)]
+            tiles = [mask(local, queries, range(length)) for queries in blocks]
             assert all(array_module(tile) is model.device.xp for tile in tiles)
             found[head, i] = np.concatenate([to_host(tile) for tile in tiles])
     return found

@@ -20,9 +20,9 @@ def on(xp, arrays):
     return [from_host(x.copy(), xp) for x in arrays]
 
 
-def set_tile_rows(monkeypatch, rows):
-    monkeypatch.setattr(attention, "TILE_ROWS", rows)
-    monkeypatch.setattr(attention, "DEVICE_TILE_ROWS", rows)
+def set_tile(monkeypatch, size):
+    monkeypatch.setattr(attention, "TILE", size)
+    monkeypatch.setattr(attention, "DEVICE_TILE", size)
 
 
 def gradients(kv_index, num_grads, dropout=None):
@@ -35,9 +35,9 @@ def gradients(kv_index, num_grads, dropout=None):
 
 @pytest.mark.parametrize(("s", "u"), [(1, 1), (1, 6), (7, 7), (8, 9), (9, 9), (0, 0), (5, 12)])
 @pytest.mark.parametrize("kv_index", [[0, 1, 2], [0, 0, 1], [0, 0, 0]])
-@pytest.mark.parametrize("tile_rows", [3, 128])
-def test_gradients(xp, rng, monkeypatch, s, u, kv_index, tile_rows):
-    set_tile_rows(monkeypatch, tile_rows)
+@pytest.mark.parametrize("tile", [3, 128])
+def test_gradients(xp, rng, monkeypatch, s, u, kv_index, tile):
+    set_tile(monkeypatch, tile)
     kv_heads = max(kv_index) + 1
     check_gradients(
         lambda q, k, v: attention_forward(q, k, v, kv_index, SCALE)[0],
@@ -47,13 +47,13 @@ def test_gradients(xp, rng, monkeypatch, s, u, kv_index, tile_rows):
     )
 
 
-@pytest.mark.parametrize("tile_rows", [3, 128])
-def test_gradients_with_dropout(xp, rng, monkeypatch, tile_rows):
-    set_tile_rows(monkeypatch, tile_rows)
+@pytest.mark.parametrize("tile", [3, 128])
+def test_gradients_with_dropout(xp, rng, monkeypatch, tile):
+    set_tile(monkeypatch, tile)
     masks = (rng.random((3, 8, 9)) < 0.6) / 0.6
 
-    def dropout(head, row_start, row_stop, cols):
-        return from_host(masks[head, row_start:row_stop, :cols].copy(), xp)
+    def dropout(head, queries, keys):
+        return from_host(masks[head, queries.start : queries.stop, keys.start : keys.stop].copy(), xp)
 
     inputs = qkv(rng, 8, 9, 3, 2, 5)
     check_gradients(
@@ -77,9 +77,9 @@ def test_gradients_with_dropout(xp, rng, monkeypatch, tile_rows):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("s", "u"), [(1, 40), (40, 40), (33, 40)])
-@pytest.mark.parametrize("tile_rows", [7, 16, 128])
-def test_equals_the_plain_expression_on_views_of_a_fused_array(xp, rng, monkeypatch, dtype, s, u, tile_rows):
-    set_tile_rows(monkeypatch, tile_rows)
+@pytest.mark.parametrize("tile", [7, 16, 128])
+def test_equals_the_plain_expression_on_views_of_a_fused_array(xp, rng, monkeypatch, dtype, s, u, tile):
+    set_tile(monkeypatch, tile)
     heads, kv_heads, d = 4, 2, 8
     kv_index = [0, 0, 1, 1]
     host = rng.standard_normal((u, (heads + 2 * kv_heads) * d)).astype(dtype)

@@ -17,29 +17,16 @@ from numba.extending import intrinsic
 @intrinsic
 def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once; all of one floating-point type."""
-    return _instruction("fma", a, b, c)
-
-
-@intrinsic
-def maximum(typing_context: Any, a: Any, b: Any) -> Any:
-    """The larger one; NaN if either is, as in NumPy."""
-    return _instruction("maximum", a, b)
-
-
-def _instruction(name: str, *operands: Any) -> Any:
-    """LLVM's `name` on floats of one type, as an intrinsic returns it: its signature and how it is generated."""
-    if not isinstance(operands[0], types.Float) or len(set(operands)) > 1:
+    if not (isinstance(a, types.Float) and a == b == c):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = context.get_value_type(operands[0])
-        function_type = ir.FunctionType(kind, [kind] * len(operands))
-        suffix = f"f{operands[0].bitwidth}"
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, function_type, f"llvm.{name}.{suffix}"), arguments
-        )
+        kind = context.get_value_type(a)
+        function_type = ir.FunctionType(kind, [kind] * 3)
+        function = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.f{a.bitwidth}")
+        return builder.call(function, arguments)
 
-    return operands[0](*operands), generate
+    return a(a, b, c), generate
 
 
 @intrinsic
