@@ -117,12 +117,12 @@ def _end_all_ranks(rank: int, text: str, code: int) -> NoReturn:
     signal.alarm(2 * math.ceil(ABORT_MAY_TAKE_SECONDS))  # for calls that hold the interpreter lock, and so the timers
     if rank == 0:
         _say(text)
+    progress.stop()
     mpi = _running_mpi() or _join_mpi()
     if _all_ranks_fail(mpi, WAIT_FOR_RANK_0_SECONDS if rank else WAIT_FOR_OTHERS_SECONDS):
         limit.cancel()
         _let_every_rank_leave()
         _after(ABORT_MAY_TAKE_SECONDS, os._exit, code)
-        progress.stop()
         ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's holds the interpreter lock, and the timer would wait for it
         ctypes.CDLL(None).exit(code)  # not os._exit: MPICH tells its launcher good-bye in a handler of the C library
     if rank:

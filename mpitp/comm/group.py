@@ -26,12 +26,12 @@ Array = Any  # a NumPy array, or an array of a module that works alike (CuPy)
 class Pending:
     """A collective under way. `wait()` ends it and returns its array; the buffers stay alive until then.
 
-    `test()` moves on what can be moved on without waiting and tells whether it has ended; of a collective that doesn't
-    know, it says no.
+    `test` tells whether `wait` would return at once; without one, that is known when it has been called only.
     """
 
-    def __init__(self, wait: Callable[[], Array]) -> None:
+    def __init__(self, wait: Callable[[], Array], test: Callable[[], bool] | None = None) -> None:
         self._wait: Callable[[], Array] | None = wait
+        self._test = test
         self._result: Array = None
 
     @classmethod
@@ -42,8 +42,8 @@ class Pending:
         return pending
 
     def test(self) -> bool:
-        """Whether it has ended, as far as is known without waiting."""
-        return self._wait is None
+        """Whether `wait` would return at once, as far as is known. Moves on what can be moved on without waiting."""
+        return self._wait is None or (self._test is not None and self._test())
 
     def wait(self) -> Array:
         """Block until the collective has ended; a second call returns the same array."""

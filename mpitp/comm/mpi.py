@@ -20,7 +20,7 @@ from mpitp.backend.arrays import array_module, synchronize
 from mpitp.comm.device_aware import query_device_awareness
 from mpitp.comm.exchange import Links, exchange
 from mpitp.comm.group import Array, Group, Pending
-from mpitp.comm.progress import Need, Steps, Stepwise, progress
+from mpitp.comm.progress import Need, Stepwise, progress
 from mpitp.comm.reductions import check_op, cut, reduction, stretches, sum_in_order, wide_dtype
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.wire import DirectWire, HostWire, StagedWire, Wire
@@ -49,8 +49,8 @@ class MpiGroup(Group):
     `chunk_elements`: the most elements in one call (Open MPI 5 fails beyond 2^31 - 1).
     `pipeline_elements`: the stretch in which `all_reduce_in_order` hands its running sum on.
     `device_aware`: whether the library reads device memory; None asks the library when the first device array comes.
-    `in_background`: large started collectives are moved on while the rank computes (`progress.py`). Worth it between
-    nodes only; MPI must have been started for several threads.
+    `in_background`: large started sums are moved on while the rank computes (`progress.py`), all else is done at once.
+    Worth it between nodes only; MPI must have been started for several threads.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class MpiGroup(Group):
         return self._all_reduce(x, op, out, self._now).wait()
 
     def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
-        return self._all_reduce(x, op, out, self._starting_calls(x))
+        return self._all_reduce(x, op, out, self._starting_calls(x), starts=True)
 
-    def _all_reduce(self, x: Array, op: str, out: Array | None, calls: _Calls) -> Pending:
+    def _all_reduce(self, x: Array, op: str, out: Array | None, calls: _Calls, *, starts: bool = False) -> Pending:
         check_op(op)
         wire = self._wire(x)
         dtype = wide_dtype(x.dtype)
@@ -97,7 +97,7 @@ class MpiGroup(Group):
         source = wire.outgoing(x.astype(dtype, copy=False))
         target = self._reduction_target(wire, source, x, out)
         send, receive = source.reshape(-1), target.reshape(-1)
-        if calls is self._later and self._goes_in_background(send):
+        if starts and wire.can_start and self._goes_in_background(send):
             return self._start_exchange(send, receive, op, lambda: _deliver(wire, target, x, out))
         requests = []
         for part in stretches(receive.size, self._chunk):
@@ -106,19 +106,20 @@ class MpiGroup(Group):
         return self._pending(requests, lambda: _deliver(wire, target, x, out))
 
     def _goes_in_background(self, flat: Array) -> bool:
-        return self.in_background and flat.nbytes >= SMALLEST_BACKGROUND_BYTES and flat.size <= self._chunk
+        is_large = flat.nbytes >= SMALLEST_BACKGROUND_BYTES and flat.size <= self._chunk
+        return self.in_background and self.size > 1 and is_large
 
     def _start_exchange(self, send: Array, receive: Array, op: str, finish: Callable[[], Array]) -> Pending:
         self._exchanges += 1
         tag = _TAG_EXCHANGE + 2 * (self._exchanges % _EXCHANGES)
-
-        def steps() -> Steps:
-            yield from exchange(self._links, send, receive, reduction(op, np), tag)
-            return finish()
-
-        collective = Stepwise(steps())
+        collective = Stepwise(exchange(self._links, send, receive, reduction(op, np), tag))
         collective.test()  # sends the first messages
-        return progress.watch(collective)
+
+        def wait() -> Array:
+            collective.wait()
+            return finish()  # in the rank's own thread: it may use the device
+
+        return Pending(wait, progress.watch(collective).test)
 
     def _reduction_target(self, wire: Wire, source: Array, x: Array, out: Array | None) -> Array:
         """The buffer that gets the result; `source` itself when the reduction may happen in place."""
@@ -333,7 +334,10 @@ class MpiGroup(Group):
         return self._wires[module]
 
     def _starting_calls(self, x: Array) -> _Calls:
-        return self._later if self._wire(x).can_start else self._now
+        """The library's own started collectives, which are for one thread: Open MPI's end too early when another one
+        makes progress too (seen in version 5.0.11).
+        """
+        return self._later if self._wire(x).can_start and not self.in_background else self._now
 
     def _pending(self, requests: list[Any], finish: Callable[[], Array]) -> Pending:
         """The collective that `requests` carry out (entries are None where a blocking call has done it).
@@ -344,12 +348,11 @@ class MpiGroup(Group):
         if not started:
             return Pending.done(finish())
 
-        def steps() -> Steps:
-            yield self._need(started)
+        def wait() -> Array:
+            self._mpi.Request.Waitall(started)
             return finish()
 
-        collective = Stepwise(steps())
-        return progress.watch(collective) if self.in_background else collective
+        return Pending(wait)
 
     def _need(self, requests: list[Any]) -> Need:
         """That messages have come and gone."""

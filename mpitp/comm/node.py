@@ -192,8 +192,10 @@ class NodeGroup(Group):
         result = memory.result(number % SLOTS, out.size, out.dtype)
         _sum([operand[own] for operand in operands], result[own], reduction(op, np))
         if self.across is not None:
-            across = self.across.start_all_reduce(result[own], op, out=result[own])
+            part = result[own]
+            across = self.across.start_all_reduce(part, op, out=part)
             yield Need(across.test, across.wait)
+            across.wait()
         memory.tell(SUMMED, number)
         yield memory.need(SUMMED, number)
         out[...] = result

@@ -51,7 +51,7 @@ class Stepwise(Pending):
     """A collective as a generator. Only one thread at a time moves it on, and never while the rank waits for it."""
 
     def __init__(self, steps: Steps) -> None:
-        super().__init__(self._finish)
+        super().__init__(self._finish, self._move)
         self._steps = steps
         self._need: Need | None = None
         self._turn = threading.Lock()
@@ -59,7 +59,7 @@ class Stepwise(Pending):
         self.is_waited_for = False
         self.has_ended = False
 
-    def test(self) -> bool:
+    def _move(self) -> bool:
         """Go on as far as is possible without waiting; whether it has ended. An error is kept for `wait`."""
         if not self.has_ended and self._turn.acquire(blocking=False):
             try:
@@ -124,13 +124,13 @@ class Progress:
                 for collective in tuple(self._under_way):
                     if self._is_stopped:
                         return
-                    if self._move(collective):
+                    if self._give_turn(collective):
                         with self._changed:
                             self._under_way.remove(collective)
 
     @staticmethod
-    def _move(collective: Stepwise) -> bool:
-        """Give it a turn; whether it was the last one it needs."""
+    def _give_turn(collective: Stepwise) -> bool:
+        """Whether it was the last one that the collective needs."""
         return any(collective.is_waited_for or collective.test() for _ in range(LOOKS))
 
 

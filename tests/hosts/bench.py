@@ -1,4 +1,4 @@
-"""`mpitp bench` on several hosts of network namespaces with slow links between them. Run by scripts/bench_hosts only."""
+"""`mpitp bench` on hosts of network namespaces with slow links between them. Run by scripts/bench_hosts only."""
 
 from __future__ import annotations
 

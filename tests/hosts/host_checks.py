@@ -13,10 +13,21 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.hosts import BIN, HERE, make_hosts, process_of, run_job, sent_bytes, start_job
+from tests.hosts.hosts import (
+    BIN,
+    HERE,
+    free_links,
+    limit_links,
+    make_hosts,
+    process_of,
+    run_job,
+    sent_bytes,
+    start_job,
+)
 
 MPITP = ["-m", "mpitp"]
 DEAD_RANK_SECONDS = 10
+LARGE_SUMS = ["train.invariant=false", "model.hidden_size=144", "train.micro_batch_size=16"]  # 0.6 MB each
 RUN_FILE = """
 [model]
 model_type = "llama"
@@ -110,6 +121,30 @@ def test_training_through_shared_memory_and_network_together(folder: Path, train
         )
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
+def test_training_with_sums_that_move_on_behind_products(folder: Path, ranks: tuple[int, ...]) -> None:
+    more = [word for setting in LARGE_SUMS for word in ("--set", setting)]
+    expected = train(folder, (sum(ranks),), f"runs/large-{sum(ranks)}", *more)
+    losses = train(folder, ranks, f"runs/large-hosts-{sum(ranks)}", *more)
+    assert [step for step, _, _ in losses] == [step for step, _, _ in expected]
+    for (_, loss, norm), (_, one_loss, one_norm) in zip(losses, expected, strict=True):
+        assert (loss, norm) == (pytest.approx(one_loss, rel=1e-5), pytest.approx(one_norm, rel=1e-3))
+
+
+def test_sums_are_hidden_on_a_slow_link(folder: Path) -> None:
+    sizes = "--layers 2 --hidden 256 --heads 4 --vocab 512 --batch 4 --seq 256 --steps 3"
+    limit_links(2, "500mbit")
+    try:
+        told = run_job((1, 1), [str(HERE / "bound.py"), "bench", "train", "--json", *sizes.split()], folder)
+    finally:
+        free_links(2)
+    found = json.loads(told)
+    overlapped, counted = found["overlap"]["overlapped"], found["communication"]
+    assert overlapped["calls"] >= 5 and overlapped["hidden"] > 0.1
+    assert (counted["calls"], counted["bytes_a_rank"]) == (counted["expected_calls"], counted["expected_bytes_a_rank"])
+    print(f"{100 * overlapped['hidden']:.0f} % hidden, {found['sums_at_once']}")
+
+
 def test_resume_on_other_hosts(folder: Path, trained: Losses) -> None:
     train(folder, (2, 2), "runs/moved", "--set", "train.steps=3", "--set", "optim.schedule=constant")
     whole = train(folder, (2,), "runs/whole", "--set", "optim.schedule=constant")
@@ -123,9 +158,12 @@ def test_generated_text_is_that_of_one_host(folder: Path, trained: Losses) -> No
     assert len(texts) == 1 and texts.pop().startswith("7 squared")
 
 
-def test_killed_rank_on_the_second_host_ends_the_job(folder: Path) -> None:
-    run = "runs/killed"
-    words = [*MPITP, "train", "run.toml", "--set", f"train.run_dir={run}", "--set", "train.steps=100000"]
+@pytest.mark.parametrize("settings", [[], LARGE_SUMS], ids=["invariant", "large sums"])
+def test_killed_rank_on_the_second_host_ends_the_job(folder: Path, settings: list[str]) -> None:
+    run = f"runs/killed-{len(settings)}"
+    words = [*MPITP, "train", "run.toml"]
+    for setting in (f"train.run_dir={run}", "train.steps=100000", *settings):
+        words += ["--set", setting]
     job = start_job((2, 2), words, folder)
     try:
         wait_for("two steps", lambda: (folder / run / "metrics.jsonl").is_file() and _lines(folder / run) >= 2)
