@@ -18,6 +18,7 @@ import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import array_module
+from mpitp.layers.kv_cache import LayerCache
 
 Array = Any
 
@@ -44,14 +45,25 @@ class QueryGroups:
         return cls(np.array(kv_index, np.int64), tuple(neighbours))
 
 
-def attend_newest(q: Array, keys: Array, values: Array, groups: QueryGroups, scale: float, out: Array) -> None:
-    """Write o [a, d] of q [a, d] over keys and values [u, g, d] to `out`."""
+def attend_newest(
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: LayerCache,
+    index: int,
+    past: int,
+    groups: QueryGroups,
+    scale: float,
+    out: Array,
+) -> None:
+    """Store k and v [g, d] as token `past` of the cache's sequence `index`; o [a, d] of q [a, d] goes to `out`."""
     xp = array_module(q)
     if is_accelerated(xp, q.dtype):
         from mpitp.ops.compiled.newest import attend
 
-        attend(q, keys, values, groups.kv_index, scale, out)
+        attend(q, k, v, *cache.stores(index, past + 1), past, groups.kv_index, scale, out)
         return
+    keys, values = cache.extend(index, past, k[None], v[None])
     keys_of, values_of = keys.transpose(1, 0, 2), values.transpose(1, 0, 2)  # [g, u, d], as the cache stores them
     q, o = (q * scale)[:, None], out[:, None]  # [a, 1, d]
     p = xp.empty((q.shape[0], 1, keys.shape[0]), q.dtype)

@@ -21,11 +21,16 @@ class LayerCache:
     def extend(self, index: int, past: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Store k, v [s, g, d] of sequence `index` from position `past` on; all its keys and values [past+s, g, d]."""
         stop = past + k.shape[0]
-        keys, values = self._keys[index], self._values[index]
-        assert stop <= keys.shape[1], "the caller checks the capacity before it computes"
+        keys, values = self.stores(index, stop)
         keys[:, past:stop] = k.transpose(1, 0, 2)
         values[:, past:stop] = v.transpose(1, 0, 2)
         return keys[:, :stop].transpose(1, 0, 2), values[:, :stop].transpose(1, 0, 2)
+
+    def stores(self, index: int, stop: int) -> tuple[Array, Array]:
+        """Where keys and values of sequence `index` are kept [g, capacity, d], with room up to position `stop`."""
+        keys, values = self._keys[index], self._values[index]
+        assert stop <= keys.shape[1], "the caller checks the capacity before it computes"
+        return keys, values
 
     @property
     def nbytes(self) -> int:

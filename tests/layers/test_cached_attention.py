@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitp.backend.arrays import from_host, to_host
+from mpitp.backend.arrays import array_module, from_host, to_host
 from mpitp.layers.cached_attention import QueryGroups, attend_newest
 from mpitp.layers.kv_cache import LayerCache
 from mpitp.ops.attention import attention_forward
@@ -14,17 +14,22 @@ from tests import strict_cupy
 CASES = [([0], 1), ([0, 1, 2], 3), ([0, 0, 0, 1, 1], 2), ([0, 1, 1, 1, 2], 3), ([], 0)]
 
 
-def cached(u: int, g: int, d: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values [u, g, d] as a cache with room to spare hands them out."""
-    rng = np.random.default_rng(0)
-    cache = LayerCache((u + 3,), g, d, np.dtype(dtype), np)
-    k, v = rng.standard_normal((2, u, g, d)).astype(dtype)
-    return cache.extend(0, 0, k, v)
+def drawn(u: int, g: int, d: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [u, g, d]."""
+    keys, values = np.random.default_rng(0).standard_normal((2, u, g, d)).astype(dtype)
+    return keys, values
 
 
 def newest(q: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_index: list[int]) -> np.ndarray:
-    out = np.empty_like(q)
-    attend_newest(q, keys, values, QueryGroups.of(kv_index), 0.25, out)
+    """o [a, d] of the newest token, the last one of keys and values [u, g, d], over a cache that holds the others."""
+    xp, (u, g, d), out = array_module(q), keys.shape, from_host(np.empty(q.shape, q.dtype), array_module(q))
+    cache = LayerCache((3, u + 3), g, d, q.dtype, xp)
+    cache.extend(1, 0, keys[:-1], values[:-1])
+    attend_newest(q, keys[-1], values[-1], cache, 1, u - 1, QueryGroups.of(kv_index), 0.25, out)
+    stored = cache.stores(1, u)
+    assert all(
+        to_host(s[:, u - 1]).tobytes() == to_host(x[-1]).tobytes() for s, x in zip(stored, (keys, values), strict=True)
+    )
     return out
 
 
@@ -37,7 +42,7 @@ def test_groups_cover_the_query_heads_in_order() -> None:
 @pytest.mark.parametrize("u", [1, 2, 17, 300])
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-13), ("float32", 2e-6)])
 def test_equals_the_tiled_attention(kv_index: list[int], g: int, u: int, dtype: str, tolerance: float) -> None:
-    keys, values = cached(u, g, 8, dtype)
+    keys, values = drawn(u, g, 8, dtype)
     q = np.random.default_rng(1).standard_normal((len(kv_index), 8)).astype(dtype)
     given = q.copy(), keys.copy(), values.copy()
     o = newest(q, keys, values, kv_index)
@@ -50,23 +55,18 @@ def test_equals_the_tiled_attention(kv_index: list[int], g: int, u: int, dtype: 
 @pytest.mark.parametrize("u", [1, 5, 33, 257])
 def test_bits_of_a_head_do_not_depend_on_its_neighbours(u: int) -> None:
     kv_index = [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    keys, values = cached(u, 3, 16, "float32")
+    keys, values = drawn(u, 3, 16, "float32")
     q = np.random.default_rng(2).standard_normal((9, 16)).astype(np.float32)
     whole = newest(q, keys, values, kv_index)
     for start, stop in [(0, 5), (5, 9), (2, 3), (3, 8)]:
         first, last = kv_index[start], kv_index[stop - 1]
         held = slice(first, last + 1)
-        own = cached(u, 3, 16, "float32")
-        packed = LayerCache((u,), last + 1 - first, 16, np.dtype("float32"), np)
-        k, v = packed.extend(0, 0, own[0][:, held], own[1][:, held])
-        part = newest(q[start:stop], k, v, [index - first for index in kv_index[start:stop]])
+        part = newest(q[start:stop], keys[:, held], values[:, held], [i - first for i in kv_index[start:stop]])
         assert np.array_equal(part, whole[start:stop])
 
 
 def test_runs_on_device_arrays() -> None:
-    keys, values = cached(7, 2, 8, "float32")
+    keys, values = drawn(7, 2, 8, "float32")
     q = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
-    on_device = [from_host(x, strict_cupy) for x in (q, keys, values)]
-    out = strict_cupy.empty((3, 8), np.float32)
-    attend_newest(*on_device, QueryGroups.of([0, 0, 1]), 0.25, out)
+    out = newest(*(from_host(x, strict_cupy) for x in (q, keys, values)), [0, 0, 1])
     np.testing.assert_allclose(to_host(out), newest(q, keys, values, [0, 0, 1]), atol=1e-6)
