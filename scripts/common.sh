@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # BLAS takes every core by default; two ranks on two cores would then fight for them.
 export OPENBLAS_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Tests start many processes and are about the plain expressions; those of the accelerator switch it on themselves.
+export MPITP_ACCELERATOR=${MPITP_ACCELERATOR:-off}
 
 say() { # say TEXT...: one line, bold on a terminal
     if [ -t 1 ]; then printf '\033[1m%s\033[0m\n' "$*"; else printf '%s\n' "$*"; fi

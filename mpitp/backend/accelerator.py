@@ -9,12 +9,13 @@ the ranks `offer()` and tells the result to `use_accelerator`.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,10 @@ def compiled(fastmath: frozenset[str] = frozenset(), inline: bool = False) -> Ca
 
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
         options["fastmath"] = set(fastmath) if fastmath else False
-        if inline:
-            return numba.njit(function, **options)
-        with _cache_folder(numba.config, Path(function.__code__.co_filename)) as folder:
-            return numba.njit(function, cache=folder is not None, **options)
+        kernel = numba.njit(function, **options)
+        if not inline:
+            _keep(kernel, numba.config, Path(function.__code__.co_filename).parent)
+        return kernel
 
     return declare
 
@@ -110,20 +111,33 @@ def _numba_found() -> tuple[str, str]:
     return f"Numba {numba.__version__}", ""
 
 
-@contextmanager
-def _cache_folder(config: Any, source: Path) -> Iterator[Path | None]:
-    """Let Numba keep what is declared in the block in a folder that is named by the kernels' sources; None: nowhere.
+def _keep(kernel: Any, config: Any, sources: Path) -> None:
+    """Keep the kernel's code in a folder that is named by all the kernels' sources; nowhere, if none can be written.
 
     Numba by itself looks at one file alone, and wouldn't see that a helper in another one has changed.
     """
-    folder = _writable_cache(source.parent, config.CACHE_DIR)
+    folder = _writable_cache(sources, config.CACHE_DIR)
+    if folder is None:
+        return
     with _declaring:
-        before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder or "")
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
-            yield folder
+            kernel.enable_caching()
         finally:
             config.CACHE_DIR = before
+    _save_one_at_a_time(kernel, folder)
+
+
+def _save_one_at_a_time(kernel: Any, folder: Path) -> None:
+    """Let one process at a time add to Numba's index: of two at once one could leave an entry for the other's code."""
+    save = kernel._cache.save_overload
+
+    def locked(signature: Any, code: Any) -> None:
+        with suppress(OSError), (folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            save(signature, code)
+
+    kernel._cache.save_overload = locked
 
 
 @cache

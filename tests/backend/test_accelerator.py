@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,3 +114,60 @@ def test_numba_is_loaded_only_when_asked() -> None:
     environment = {**os.environ, "MPITP_ACCELERATOR": "auto"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+KERNEL = """
+import sys, time
+import numpy as np
+from mpitp.backend.accelerator import compiled
+
+@compiled()
+def total(x):
+    result = 0.0
+    for value in x.flat:
+        result += value
+    return result
+
+x = np.arange(12.0).reshape(3, 4)
+x = {"float64": x, "float32": x.astype(np.float32), "columns": x[:, 1:3], "cube": x.reshape(3, 2, 2)}[sys.argv[2]]
+time.sleep(max(0.0, float(sys.argv[1]) - time.time()))  # all at once
+assert total(x) == x.sum()
+print(sum(total.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_compile_at_once_keep_all_their_code(tmp_path: Path) -> None:
+    """Each its own kind of array; none of their entries is lost or names another one's code."""
+    pytest.importorskip("numba")
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.getcwd()}
+    hits = []
+    for _ in range(2):
+        commands = [
+            [sys.executable, str(tmp_path / "kernel.py"), str(time.time() + 2), kind]
+            for kind in ("float64", "float32", "columns", "cube")
+        ]
+        running = [
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands
+        ]
+        said = [process.communicate(timeout=60)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * 4
+        hits.append([int(text) for text in said])
+    assert hits == [[0] * 4, [1] * 4]
+
+
+@pytest.mark.parametrize("chosen", ["/proc/nowhere", ""])
+def test_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    """A read-only installation and no home: compiled anew in each process, without a word."""
+    monkeypatch.setenv("HOME", "/proc")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    accelerator._writable_cache.cache_clear()
+    assert accelerator._writable_cache(Path("/proc"), chosen) is None
+
+
+def test_read_only_installation_uses_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    accelerator._writable_cache.cache_clear()
+    folder = accelerator._writable_cache(Path("/proc"), "")
+    assert folder is not None and folder.parent == tmp_path / "mpitp"
