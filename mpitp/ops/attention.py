@@ -101,8 +101,8 @@ def attention_backward(
 ) -> tuple[Array, Array, Array]:
     """dq [s, a, d], dk and dv [u, num_grads, d] of do [s, a, d] and what the forward was given and returned.
 
-    Query head j's share of dk and dv is added to slot grad_index[j], in head order, starting from zeros. `dq`, `dk` and
-    `dv` name arrays to write to (strided views too).
+    Query head j's share of dk and dv is added to slot grad_index[j], in head order; each slot has one at least. `dq`,
+    `dk` and `dv` name arrays to write to (strided views too).
     """
     xp = array_module(q)
     (s, _, d), u = q.shape, k.shape[0]
@@ -110,9 +110,8 @@ def attention_backward(
     dq = xp.empty(q.shape, dtype=q.dtype) if dq is None else dq
     dk = xp.empty((u, num_grads, d), dtype=q.dtype) if dk is None else dk
     dv = xp.empty((u, num_grads, d), dtype=q.dtype) if dv is None else dv
-    dk[...] = 0
-    dv[...] = 0
-    dq_head, dk_head, dv_head = (xp.empty((rows, d), dtype=q.dtype) for rows in (s, u, u))
+    begun: set[int] = set()  # slots of dk and dv that hold something
+    dq_head = xp.empty((s, d), dtype=q.dtype)
     tiles = key_tiles(xp, s, u)
     for head, (kv, slot) in enumerate(zip(kv_index, grad_index, strict=True)):
         q_head, k_head, v_head, do_head = q[:, head], k[:, kv], v[:, kv], do[:, head]
@@ -127,16 +126,20 @@ def attention_backward(
             passes.softmax_backward(p, dp, tile.seen, lse[head, rows], row_dots[rows])  # dp is scale * dS now
             if dropout is not None:
                 p *= mask
-            xp.matmul(p.T, do_head[rows], out=dv_head[cols])
-            xp.matmul(dp.T, q_head[rows], out=dk_head[cols])
-            if tile is tiles[0]:  # all queries see the first key
-                xp.matmul(dp, k_head[cols], out=dq_head)
-            else:
-                dq_head[rows] += xp.matmul(dp, k_head[cols])
+            _multiply(xp, p.T, do_head[rows], dv[cols, slot], add=slot in begun)
+            _multiply(xp, dp.T, q_head[rows], dk[cols, slot], add=slot in begun)
+            _multiply(xp, dp, k_head[cols], dq_head[rows], add=tile is not tiles[0])  # all queries see the first key
         dq[:, head] = dq_head
-        dk[:, slot] += dk_head
-        dv[:, slot] += dv_head
+        begun.add(slot)
     return dq, dk, dv
+
+
+def _multiply(xp: Any, a: Array, b: Array, out: Array, *, add: bool) -> None:
+    """out = a b, or out += a b."""
+    if add:
+        out += xp.matmul(a, b)
+    else:
+        xp.matmul(a, b, out=out)
 
 
 @dataclass(frozen=True, slots=True)
