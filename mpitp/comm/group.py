@@ -58,6 +58,7 @@ class Group(ABC):
     rank: int
     size: int
     in_background: bool = False  # whether a large started sum moves on while the rank computes
+    smallest_background_bytes: int = 0  # smaller ones are done at once
 
     @abstractmethod
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:

@@ -72,6 +72,7 @@ class MpiGroup(Group):
         self._pipeline = pipeline_elements
         self._device_aware = device_aware
         self.in_background = in_background and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.smallest_background_bytes = SMALLEST_BACKGROUND_BYTES
         self._links = Links(comm, self._raw, self._need)
         self._exchanges = 0  # that were started
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
@@ -106,7 +107,7 @@ class MpiGroup(Group):
         return self._pending(requests, lambda: _deliver(wire, target, x, out))
 
     def _goes_in_background(self, flat: Array) -> bool:
-        is_large = flat.nbytes >= SMALLEST_BACKGROUND_BYTES and flat.size <= self._chunk
+        is_large = flat.nbytes >= self.smallest_background_bytes and flat.size <= self._chunk
         return self.in_background and self.size > 1 and is_large
 
     def _start_exchange(self, send: Array, receive: Array, op: str, finish: Callable[[], Array]) -> Pending:

@@ -10,9 +10,10 @@ r"""Sums through the shared memory of a node, everything else through the librar
 
 Two ranks read both operands. More ranks sum a slice each into the window and then read the whole
 (`SLICED_FROM_BYTES`). Over several nodes each rank exchanges the slice that it has summed with its peers on the other
-nodes in between. No rank copies its operand when it was produced in the window, and nothing has to make progress behind
-the scenes: between `start` and `wait` the memory simply lies there. A reduce-scatter is the same without the copying of
-the whole: each rank sums its own part of the windows. `node_gather.py` has the all-gather.
+nodes in between. No rank copies its operand when it was produced in the window, and on one node nothing has to make
+progress behind the scenes: between `start` and `wait` the memory simply lies there. Over several nodes the sum goes in
+steps that the progress thread takes while the rank computes (`progress.py`). A reduce-scatter is the same without the
+copying of the whole: each rank sums its own part of the windows. `node_gather.py` has the all-gather.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class NodeGroup(Group):
         self.inner, self.rank, self.size = inner, inner.rank, inner.size
         self.node, self.across = node or inner, across
         self.in_background = inner.in_background and across is not None
+        if across is not None:
+            across.smallest_background_bytes = 0  # the progress thread starts these sums, and nothing may block there
         self._bounds = (smallest_bytes, largest_bytes)
         self._spin = len(affinity_cores()) >= self.node.size or _cores_are_disjoint(self.node)
         self._memory: SharedMemory | None = None
@@ -192,14 +195,20 @@ class NodeGroup(Group):
         result = memory.result(number % SLOTS, out.size, out.dtype)
         _sum([operand[own] for operand in operands], result[own], reduction(op, np))
         if self.across is not None:
-            part = result[own]
-            across = self.across.start_all_reduce(part, op, out=part)
-            yield Need(across.test, across.wait)
-            across.wait()
+            yield from self._sum_across(self.across, result[own], op)
         memory.tell(SUMMED, number)
         yield memory.need(SUMMED, number)
         out[...] = result
         return out
+
+    def _sum_across(self, across: Group, part: Array, op: str) -> Steps:
+        """The sum of this rank's part and its peers' on the other nodes, in place."""
+        if not self.in_background:
+            across.all_reduce(part, op, out=part)  # nobody takes steps behind work: the blocking call is the quickest
+            return
+        pending = across.start_all_reduce(part, op, out=part)
+        yield Need(pending.test, pending.wait)
+        pending.wait()
 
     def _wait_for_slot(self, memory: SharedMemory, number: int) -> None:
         """Return when no rank reads the slot of sum `number` any more."""

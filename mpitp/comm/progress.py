@@ -23,7 +23,7 @@ from typing import Any
 
 from mpitp.comm.group import Array, Pending
 
-NAP_SECONDS = 200e-6  # a turn costs 20 us of a product; the network's buffers hold more than comes in a nap
+NAP_SECONDS = 400e-6  # a turn costs 20 us of a product; buffers of the network hold most of what comes in a nap
 LOOKS = 10  # in one turn: a look takes 1 us, and what is read makes room for more
 
 

@@ -133,3 +133,18 @@ def test_only_groups_over_nodes_do_it() -> None:
     assert nodes.in_background
     if plain.size == 4:
         assert isinstance(nodes, NodeGroup) and nodes.across is not None and nodes.across.in_background
+
+
+@pytest.mark.parametrize("size", [2_100, 16_385, 40_001])
+def test_small_sums_over_nodes_block_no_thread(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts that cross the nodes are smaller than what is worth hiding elsewhere."""
+    monkeypatch.setattr("mpitp.comm.mpi.SMALLEST_BACKGROUND_BYTES", 1 << 20)
+    group = over_nodes()
+    if not isinstance(group, NodeGroup):
+        return
+    monkeypatch.setattr(group.across, "all_reduce", None)
+    x = np.full(size, group.rank + 1.0)
+    pending = [group.start_all_reduce(k * x) for k in (1, 2)]
+    if group.rank == 0:
+        time.sleep(0.02)
+    assert all((one.wait() == k * 10).all() for k, one in enumerate(pending, 1))
