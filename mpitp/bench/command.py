@@ -31,7 +31,8 @@ examples:
 _TRAIN = """\
 Time optimizer steps (forward, backward, gradient norm, clipping, AdamW) on random tokens, and in turn with them the
 step's own matrix products alone: the floor under the step. Prints both, their ratio, tokens/s, where a step's time goes
-(from extra steps, the timed ones run untouched), and the bytes that it communicates against the closed form."""
+(from extra steps, the timed ones run untouched), and the bytes that it communicates against the closed form. On several
+ranks also how much of the communication is hidden behind other work, and the step with every sum waited for at once."""
 
 _DECODE = """\
 Time generation (greedy, through the product's own loop) and in turn with it the products of all weights with one
