@@ -89,8 +89,8 @@ def record_sums(group: Group) -> Iterator[list[Sum]]:
 @contextmanager
 def sums_at_once(group: Group) -> Iterator[None]:
     """No all-reduce of this group object runs behind anything until the end of the block."""
-    reduce, in_background = group.all_reduce, group.in_background
-    group.start_all_reduce = lambda x, op="sum", out=None: Pending.done(reduce(x, op, out))  # type: ignore[method-assign]
+    start, in_background = group.start_all_reduce, group.in_background
+    group.start_all_reduce = lambda *args, **named: Pending.done(start(*args, **named).wait())  # type: ignore[method-assign]
     group.in_background = False
     try:
         yield

@@ -36,6 +36,7 @@ SLOTS = 3
 FIRST_SLOT_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26  # larger operands go through the library
 SMALLEST_BYTES = 1 << 13  # smaller ones too: there the library's latency is the lower one
+SCATTERED_TIMES = 4  # a reduce-scatter, which copies in, pays from so many times these on
 SLICED_FROM_BYTES = 1 << 16
 CACHED_ELEMENTS = 1 << 15
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -101,11 +102,17 @@ class NodeGroup(Group):
         return self._ending(memory, number, lambda: self._sum_all(memory, number, op, target))
 
     def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        if not self._scatters(x, sizes):  # the library's blocking call is the quickest
+            return self.inner.reduce_scatter(x, sizes, dim)
         return self.start_reduce_scatter(x, sizes, dim).wait()
 
-    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+    def _scatters(self, x: Array, sizes: Sequence[int]) -> bool:
+        """Whether the memory of one node is the way for this reduce-scatter; it may still not be had."""
         fits = isinstance(x, np.ndarray) and self.across is None and len(sizes) == self.size
-        memory = self._memory_for(x.nbytes, x.dtype) if fits else None
+        return fits and x.nbytes >= SCATTERED_TIMES * self._bounds[0]
+
+    def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
+        memory = self._memory_for(x.nbytes, x.dtype) if self._scatters(x, sizes) else None
         if memory is None:
             return self.inner.start_reduce_scatter(x, sizes, dim)
         cut(x, sizes, dim)  # raises when they don't add up
