@@ -60,7 +60,7 @@ def limit_blas_threads(threads: int) -> AbstractContextManager[Any]:
 
 @cache
 def blas_threads() -> int:
-    """The most threads of a BLAS library that is loaded by now, 1 without one; looked up once, and after a new limit."""
+    """The most threads of a BLAS library loaded by now, 1 without one; looked up once, and again after a new limit."""
     from threadpoolctl import threadpool_info
 
     return max((found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"), default=1)
