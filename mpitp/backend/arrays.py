@@ -7,12 +7,15 @@ the host; the arrays of every other module (CuPy, or anything that works alike) 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 
 Array = Any
+
+LINE_BYTES = 64  # of a cache line, and of the widest vector register
 
 _module_of_type: dict[type, Any] = {np.ndarray: np}
 
@@ -82,7 +85,21 @@ def host_buffer(shape: tuple[int, ...], dtype: Any, module: Any) -> np.ndarray:
     return np.frombuffer(allocate(count * dtype.itemsize), np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
 
 
+def aligned_zeros(shape: tuple[int, ...], dtype: Any, module: Any = np) -> Array:
+    """Zeros that begin where a cache line does. NumPy promises 16 bytes, and then every wide load may touch two lines.
+
+    Device modules align by themselves.
+    """
+    if module is not np:
+        return module.zeros(shape, dtype)
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % LINE_BYTES
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
 __all__ = [
+    "aligned_zeros",
     "array_module",
     "from_host",
     "host_buffer",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpitp.backend.arrays import aligned_zeros
 from mpitp.backend.device import Device
 from mpitp.layers.attention import AttentionDropout, SelfAttention
 from mpitp.layers.layout import Layout
@@ -30,7 +31,7 @@ class Builder:
 
     def param(self, spec: ShardSpec, *, std: float = 0.0, value: float = 0.0, decay: bool = False) -> Param:
         """A parameter of zeros with the given spec."""
-        return Param(self.device.xp.zeros(spec.shape, self.dtype), spec, std, value, decay)
+        return Param(aligned_zeros(spec.shape, self.dtype, self.device.xp), spec, std, value, decay)
 
     def matrix(self, parts: Sequence[Part], other: int, dim: int, std: float | None = None) -> Param:
         """A weight cut along `dim` into `parts`, `other` wide along its other dim."""

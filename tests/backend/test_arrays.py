@@ -6,7 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitp.backend.arrays import array_module, from_host, host_buffer, is_host_array, synchronize, to_host
+from mpitp.backend.arrays import (
+    LINE_BYTES,
+    aligned_zeros,
+    array_module,
+    from_host,
+    host_buffer,
+    is_host_array,
+    synchronize,
+    to_host,
+)
 from tests import strict_cupy
 
 
@@ -70,3 +79,16 @@ def test_host_buffer_is_pinned_where_the_module_can(xp: Any, monkeypatch: pytest
     assert (buffer.shape, buffer.dtype, asked) == ((2, 3), ml_dtypes.bfloat16, [12])
     buffer[...] = 1
     assert host_buffer((0, 3), "f4", strict_cupy).shape == (0, 3)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint16])
+def test_aligned_zeros_begin_where_a_cache_line_does(shape: tuple[int, ...], dtype: type) -> None:
+    arrays = [aligned_zeros(shape, dtype) for _ in range(5)]
+    for x in arrays:
+        assert x.shape == shape and x.dtype == dtype and x.flags.c_contiguous and x.flags.writeable
+        assert x.ctypes.data % LINE_BYTES == 0 and not x.any()
+
+
+def test_a_device_aligns_by_itself() -> None:
+    assert array_module(aligned_zeros((2, 3), np.float32, strict_cupy)) is strict_cupy

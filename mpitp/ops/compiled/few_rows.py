@@ -13,23 +13,21 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.accelerator import ROW_SUM, compiled
+from mpitp.backend.arrays import LINE_BYTES, aligned_zeros
 from mpitp.ops.compiled.prefetch import prefetch
 from mpitp.ops.compiled.primitives import row
 
 Array = Any
 
 AHEAD_BYTES = 16 * 1024  # between the row that is multiplied and the one that is asked for (measured: flat from 8 KiB)
-LINE_BYTES = 64
 
 
 def few_rows(x: Array, w: Array, out: Array) -> None:
     """Write y [t, n] of x [t, k], 2 <= t <= 8, and w [n, k], whose rows have no gaps within; float32 or float64."""
     (t, k), n = x.shape, w.shape[0]
     wide = 4 if t <= 4 else 8
-    rows = x
-    if t < wide or not x.flags.c_contiguous:
-        rows = np.zeros((wide, k), x.dtype)
-        rows[:t] = x
+    rows = aligned_zeros((wide, k), x.dtype)  # they are read again for each row of w: a fifth faster
+    rows[:t] = x
     fits = t == wide and out.flags.c_contiguous
     y = out if fits else np.empty((wide, n), x.dtype)
     (_four if wide == 4 else _eight)(rows, w, y, AHEAD_BYTES // w.itemsize, LINE_BYTES // w.itemsize)
