@@ -25,28 +25,29 @@ INPUT_OPTIONS = {"generate": ("--prompts",)}
 
 @contextlib.contextmanager
 def from_file(words: Sequence[str]) -> Iterator[list[str]]:
-    """The words of a verb, "-" replaced by a file that holds our standard input.
+    """The words of a verb, each "-" that stands for our standard input replaced by one file that holds it.
 
     The file is the user's alone, and goes at the end and on a signal. It lies where temporary files do: rank 0 must run
     on this host, or see that directory. Raises FileError when nothing can be read or written.
     """
-    place = _place_of_dash(words)
-    if place is None:
+    places = _places_of_dash(words)
+    if not places:
         yield list(words)
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(_leaving_on_signals())
         path = stack.enter_context(_filled())
-        word = words[place]
-        yield [*words[:place], word[: len(word) - 1] + str(path), *words[place + 1 :]]
+        yield [word[:-1] + str(path) if place in places else word for place, word in enumerate(words)]
 
 
-def _place_of_dash(words: Sequence[str]) -> int | None:
-    for option in INPUT_OPTIONS.get(words[0], ()):
-        for place, word in enumerate(words):
-            if word == f"{option}=-" or (word == "-" and words[place - 1] == option):
-                return place
-    return None
+def _places_of_dash(words: Sequence[str]) -> set[int]:
+    options = INPUT_OPTIONS.get(words[0], ())
+    before = dict(enumerate(words, 1))  # the word before the one at a place
+    return {
+        place
+        for place, word in enumerate(words)
+        if any(word == f"{option}=-" or (word == "-" and before.get(place) == option) for option in options)
+    }
 
 
 @contextlib.contextmanager

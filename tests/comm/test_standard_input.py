@@ -37,6 +37,14 @@ def test_dash_becomes_a_private_file_that_goes(
     assert not path.parent.exists()
 
 
+def test_every_dash_becomes_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"a\n")))
+    with from_file(["generate", "--prompts", "-", "--prompts=-", "--prompt", "-", "--prompts", "-"]) as new:
+        path = new[2]
+        assert new == ["generate", "--prompts", path, f"--prompts={path}", "--prompt", "-", "--prompts", path]
+        assert Path(path).read_bytes() == b"a\n"
+
+
 @pytest.mark.parametrize("words", [["doctor"], ["generate", "--prompts", "file"], ["generate", "--prompt", "-"]])
 def test_input_that_is_not_asked_for_is_left(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setattr(sys, "stdin", None)
