@@ -1,8 +1,9 @@
 """Memory that all ranks of one node see: slots for operands, and counters by which the ranks tell one another how far
 they are.
 
-The file behind it loses its name as soon as every rank has mapped it, so a killed job leaves nothing in /dev/shm. Its
-pages are reserved when it is made: a /dev/shm that is too small is an answer then, not a bus error later.
+It never has a name where the ranks may open one another's descriptors (Linux, one user, no walls between them), so a
+killed job leaves nothing. Else it is a file in /dev/shm that loses its name as soon as every rank has mapped it. Its
+pages are reserved when it is made: too little memory is an answer then, not a bus error later.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import time
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,41 +89,85 @@ class SharedMemory:
 def map_shared(group: Group, slots: int, slot_bytes: int, *, spin: bool) -> SharedMemory | None:
     """Shared memory for the ranks of `group`, all on one node; None on every rank where it can't be had."""
     total = group.size * COUNTERS * LINE + slots * (group.size + 1) * slot_bytes
-    path = group.broadcast_object(_create(total) if group.rank == 0 else None)
-    mapping = _map(path, total) if path is not None else None
-    everywhere = all(group.all_gather_objects(mapping is not None))
-    if group.rank == 0 and path is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    if not everywhere or mapping is None:
+    for create in (_nameless, _named):
+        file = create(total) if group.rank == 0 else None
+        place = group.broadcast_object(file.place() if file is not None else None)
+        mapping = _map(place, total) if place is not None else None
+        everywhere = all(group.all_gather_objects(mapping is not None))
+        if file is not None:
+            file.forget()
+        if everywhere and mapping is not None:
+            return SharedMemory(mapping, group.rank, group.size, slots, slot_bytes, spin=spin)
+    return None
+
+
+_Place = tuple[str, tuple[int, int]]  # a path, and the identity of the file that must lie there
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file, the path by which other processes find it, and whether that is a name that stays."""
+
+    descriptor: int
+    path: str
+    is_named: bool
+
+    @classmethod
+    def reserved(cls, descriptor: int, path: str, size: int, *, is_named: bool) -> _File | None:
+        """The file with its pages reserved; None where there is no room."""
+        file = cls(descriptor, path, is_named)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError:
+            file.forget()
+            return None
+        return file
+
+    def place(self) -> _Place:
+        """For the other processes."""
+        return self.path, _identity(self.descriptor)
+
+    def forget(self) -> None:
+        """Nobody finds it any more; who has mapped it keeps it."""
+        os.close(self.descriptor)
+        if self.is_named:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+def _nameless(size: int) -> _File | None:
+    try:
+        descriptor = os.memfd_create("mpitp")
+    except (AttributeError, OSError):  # not Linux, or an old one
         return None
-    return SharedMemory(mapping, group.rank, group.size, slots, slot_bytes, spin=spin)
+    return _File.reserved(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", size, is_named=False)
 
 
-def _create(size: int) -> str | None:
+def _named(size: int) -> _File | None:
     path = os.path.join(DIRECTORY, f"mpitp-{os.getpid()}-{uuid.uuid4().hex}")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
         return None
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        os.unlink(path)
-        return None
-    finally:
-        os.close(descriptor)
-    return path
+    return _File.reserved(descriptor, path, size, is_named=True)
 
 
-def _map(path: str, size: int) -> mmap.mmap | None:
+def _map(place: _Place, size: int) -> mmap.mmap | None:
+    """None where there is no such file, or another one: process numbers differ between containers."""
+    path, identity = place
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
-        return mmap.mmap(descriptor, size)
+        return mmap.mmap(descriptor, size) if _identity(descriptor) == identity else None
     except OSError:
         return None
     finally:
         os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Device and inode of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitp.comm import MpiGroup, SerialGroup
+from mpitp.comm import MpiGroup, SerialGroup, shared_memory
 from mpitp.comm.node import NodeGroup, place_on_nodes
 from mpitp.comm.shared_memory import map_shared
 from tests.comm.group_checks import CHECKS
@@ -89,16 +89,38 @@ def test_large_operands_and_other_dtypes_use_the_library() -> None:
 
 def test_no_room_in_shared_memory_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+    monkeypatch.delattr(os, "memfd_create")
     group = group_of_node()
     assert map_shared(library(), 3, 4096, spin=False) is None
     assert (group.all_reduce(np.ones(5000, np.float32)) == group.size).all()
 
 
-def test_nothing_is_left_in_shared_memory() -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_memory_without_and_with_a_name(monkeypatch: pytest.MonkeyPatch, is_named: bool) -> None:
+    if is_named:
+        monkeypatch.delattr(os, "memfd_create")
+    group = group_of_node()
+    assert (group.all_reduce(np.ones(5000, np.float32)) == group.size).all()
+    assert group._memory is not None
+    creator = group.broadcast_object(os.getpid())
+    group.barrier()
+    assert not list(Path("/dev/shm").glob(f"mpitp-{creator}-*"))
+
+
+def test_memory_never_has_a_name_where_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
     group = group_of_node()
     group.all_reduce(np.ones(5000, np.float32))
-    group.barrier()
-    assert not list(Path("/dev/shm").glob(f"mpitp-{os.getpid()}-*"))
+    assert group._memory is not None
+
+
+def test_another_file_at_the_same_place_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers of their own, where a process number means another process."""
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+    group, real = library(), shared_memory._map
+    if group.rank == group.size - 1:
+        monkeypatch.setattr(shared_memory, "_map", lambda place, size: real((place[0], (0, 0)), size))
+    assert map_shared(group, 3, 4096, spin=False) is None
 
 
 def test_a_rank_alone_needs_no_window() -> None:
