@@ -33,6 +33,11 @@ _PATIENCE_SECONDS = 0.3  # for output that is still under way when the launcher 
 _LEAVE_SECONDS = 10.0  # for a launcher that was told to end
 _MPICH_KILLED = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .* \(signal (\d+)\)")
 _PR_SET_PDEATHSIG = 1
+# Of each kind of mpiexec: signals that end the job when it gets them, and those that it hands on to the ranks.
+_DEADLY_AND_SAFE = {
+    "open mpi": (("TERM", "INT", "HUP"), ("USR1", "USR2")),
+    "hydra": (("HUP", "USR2"), ("USR1", "TERM", "INT")),
+}
 
 
 @dataclass(slots=True)
@@ -186,12 +191,14 @@ def exit_code(code: int, tail: str, received: Sequence[int]) -> int:
 def passed_as(launcher: str, heeded: Sequence[str]) -> dict[int, int]:
     """Under which other signal a training run that saves on those in `heeded` ("TERM", ...) must be told of one.
 
-    Open MPI's mpiexec kills the ranks after a TERM or INT of its own, but hands USR1 and USR2 on to them.
+    Open MPI's mpiexec kills the ranks after a TERM, INT or HUP of its own, and hands USR1 and USR2 on to them; MPICH's
+    (hydra) dies of a HUP or USR2, and the ranks with it. Where none that is handed on is heeded, nothing can be done.
     """
-    safe = [name for name in ("USR1", "USR2") if name in heeded]
-    if launcher != "open mpi" or not safe:
+    deadly, safe = _DEADLY_AND_SAFE.get(launcher, ((), ()))
+    told = [name for name in safe if name in heeded]
+    if not told:
         return {}
-    return {signal.Signals[f"SIG{n}"]: signal.Signals[f"SIG{safe[0]}"] for n in ("TERM", "INT", "HUP") if n in heeded}
+    return {signal.Signals[f"SIG{name}"]: signal.Signals[f"SIG{told[0]}"] for name in deadly if name in heeded}
 
 
 def _name(number: int) -> str:

@@ -15,10 +15,11 @@ import pytest
 from mpitp.comm.job import Job, exit_code, passed_as
 from mpitp.errors import LaunchError
 from tests.comm.test_launch_faults import ROOT, environment, needs_mpiexec
+from tests.comm.test_supervise import launched
 
 MPICH_TAIL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\nThis typically refers to"
 MODEL = str(ROOT / "tests/parity/golden/llama-gqa")
-INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+HUP, INT, TERM, USR1, USR2 = signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 
 
 @pytest.mark.parametrize(
@@ -41,11 +42,18 @@ def test_exit_codes(code: int, tail: str, received: list[int], expected: int) ->
 
 
 def test_signals_that_open_mpi_would_not_survive() -> None:
-    assert passed_as("hydra", ("USR1", "TERM")) == {}
     assert passed_as("open mpi", ("USR1", "TERM")) == {TERM: USR1}
     assert passed_as("open mpi", ("TERM", "INT", "USR2")) == {TERM: signal.SIGUSR2, INT: signal.SIGUSR2}
     assert passed_as("open mpi", ("TERM",)) == {}  # nothing that it would hand on is listened to
     assert passed_as("open mpi", ("USR1",)) == {}
+
+
+def test_signals_that_mpich_would_not_survive() -> None:
+    assert passed_as("hydra", ("USR1", "TERM")) == {}
+    assert passed_as("hydra", ("HUP", "INT", "USR2")) == {HUP: INT, USR2: INT}
+    assert passed_as("hydra", ("HUP", "TERM", "USR1", "INT")) == {HUP: USR1}  # it hands the others on itself
+    assert passed_as("hydra", ("HUP", "USR2")) == {}
+    assert passed_as("srun", ("HUP", "USR1")) == {}
 
 
 RUN = """\
@@ -243,3 +251,15 @@ def test_small_standard_input_ends() -> None:
         check=False,
     )
     assert result.returncode == 4 and b"none" in result.stderr
+
+
+@needs_mpiexec
+def test_hangup_lets_a_training_run_save(tmp_path: Path) -> None:
+    process = launched(tmp_path, "--set", 'train.signals=["HUP", "USR1"]')
+    try:
+        process.send_signal(HUP)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75, out + err
+    assert "SIGHUP is handed on as SIGUSR1" in err and "(SIGUSR1 received); the state is saved in" in err
