@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -282,4 +283,9 @@ def launcher_variables(launcher: Launcher, environ: Mapping[str, str], is_root: 
 
 
 def _note(text: str) -> None:
-    print(f"mpitp launch: {text}", file=sys.stderr, flush=True)
+    """A line on stderr; where that is closed or full, none, and never one on stdout."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"mpitp launch: {text}\n")
+        sys.stderr.flush()

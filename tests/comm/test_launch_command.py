@@ -20,6 +20,7 @@ from mpitp.comm.launch_command import (
     rank_command,
 )
 from mpitp.errors import LaunchError, UsageError
+from tests.comm.test_launch_faults import environment
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -171,6 +172,14 @@ def test_dry_run_prints_the_command(bin_dirs: tuple[Path, Path], capsys: pytest.
     assert cli.main(["launch", "-n", "3", "--dry-run", "--", "train", "a b.toml"]) == 0
     expected = f"mpitp launch: {bin_dirs[0]}/mpiexec -n 3 {sys.executable} -m mpitp train 'a b.toml'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("place", ["2>&-", "2>/dev/full"])
+def test_notes_that_nobody_can_read_change_nothing(place: str) -> None:
+    words = ["-m", "mpitp", "launch", "-n", "1", "--launcher", "env", "--dry-run", "--", "doctor"]
+    command = ["sh", "-c", f'exec "$0" "$@" {place}', sys.executable, *words]
+    result = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, b"")
 
 
 def test_dry_run_in_an_allocation(
