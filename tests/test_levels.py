@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "config": 0,
     "files": 0,
+    "error_stream": 0,
     "backend": 1,
     "comm": 2,
     "ops": 2,

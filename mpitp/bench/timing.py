@@ -77,5 +77,5 @@ def take_turns(tasks: Mapping[str, Task], rounds: int, group: Group, label: str 
 
 def say_progress(group: Group, text: str) -> None:
     """Show a line on rank 0's terminal in place of the one before; nothing where stderr is no terminal."""
-    if group.rank == 0 and sys.stderr.isatty():
+    if group.rank == 0 and sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

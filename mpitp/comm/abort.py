@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import select
@@ -38,6 +39,7 @@ WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the j
 MESSAGE_TAKES_SECONDS = 0.3  # to the launcher, which forgets what it has not read when the job is aborted
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
+OUTPUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READER_LEFT = 141  # and one that wrote into a pipe that nobody reads any more, as in `mpitp ... | head`
 
 
@@ -63,6 +65,10 @@ def _run_to_last_output(program: Callable[[], int]) -> int:
         code = _code_of(stop)
         if code:
             raise
+    except OSError as error:
+        if error.errno in OUTPUT_IS_FULL and error.filename is None:  # of files we tell the name
+            raise os_failure("write to", "standard output", error) from error
+        raise
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

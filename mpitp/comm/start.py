@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from mpitp.backend.accelerator import offer, use_accelerator
 from mpitp.backend.device import Device, make_device
@@ -11,6 +10,7 @@ from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm.environment import launch_claim
 from mpitp.comm.group import Group
 from mpitp.comm.world import world_group
+from mpitp.error_stream import ErrorStream
 
 
 def start_job(device: str, *, invariant: bool = False) -> tuple[Group, Device]:
@@ -35,4 +35,4 @@ def agree_on_accelerator(group: Group) -> None:
     use_accelerator(bool(offers[0]) and len(set(offers)) == 1)
     if len(set(offers)) > 1 and group.rank == 0:
         found = ", ".join(sorted(name or "none" for name in set(offers)))
-        print(f"mpitp: warning: the ranks differ in their accelerator ({found}); none is used", file=sys.stderr)
+        print(f"mpitp: warning: the ranks differ in their accelerator ({found}); none is used", file=ErrorStream())

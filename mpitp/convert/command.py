@@ -36,13 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, with a progress bar on stderr."""
-    import sys
-
     from tqdm import tqdm
 
     from mpitp.convert.gguf_to_hf import convert_gguf
+    from mpitp.error_stream import ErrorStream
 
-    with tqdm(unit=" weights", unit_scale=True, desc="converting", file=sys.stderr) as bar:
+    with tqdm(unit=" weights", unit_scale=True, desc="converting", file=ErrorStream()) as bar:
         config = convert_gguf(
             args.source,
             args.directory,

@@ -105,12 +105,12 @@ class Progress:
 
     def update(self, num_bytes: int) -> None:
         """So many more bytes have been read."""
-        import sys
-
         from tqdm import tqdm
 
+        from mpitp.error_stream import ErrorStream
+
         if self._bar is None and num_bytes:
-            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, desc="tokenizing", file=sys.stderr)
+            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, desc="tokenizing", file=ErrorStream())
         if self._bar is not None:
             self._bar.update(num_bytes)
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpitp.error_stream import ErrorStream
 from mpitp.errors import FileError, UsageError
 from mpitp.files import os_failure
 
@@ -105,7 +106,7 @@ def _finish_trace(tracer: Tracer, group: Group, path: str) -> None:
 
     trace = finish(tracer, group, path, "generate")
     if group.rank == 0:
-        print(f"{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev", file=sys.stderr)
+        print(f"{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev", file=ErrorStream())
 
 
 class Printer:
@@ -190,6 +191,8 @@ def _prompts(args: argparse.Namespace, group: Group) -> list[str]:
 
 def _read_lines(path: str) -> list[str] | FileError:
     """The lines of a file, or the error to be raised on every rank."""
+    if path == "-" and sys.stdin is None:
+        return FileError("can't read standard input: it is closed")
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         lines = raw.decode().splitlines()
@@ -208,7 +211,7 @@ def _say_shortened(max_new_tokens: int, encoded: list[list[int]], positions: int
             print(
                 f"mpitp: prompt {index + 1} has {len(prompt)} of the model's {positions} positions: "
                 f"at most {room} new tokens",
-                file=sys.stderr,
+                file=ErrorStream(),
             )
 
 
@@ -220,5 +223,5 @@ def _print_speed(speed: Speed, model: CausalLM) -> None:
     print(
         f"prefill: {rate(speed.prefill_tokens, speed.prefill_seconds)}; "
         f"decode: {rate(speed.decode_tokens, speed.decode_seconds)}; {ranks} rank{'s' * (ranks > 1)}",
-        file=sys.stderr,
+        file=ErrorStream(),
     )

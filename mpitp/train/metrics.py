@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
+from mpitp.error_stream import ErrorStream
 from mpitp.files import os_failure
 
 
@@ -21,6 +21,7 @@ class Metrics:
         """`path` None: this rank says nothing."""
         self._file = None
         self._bar: tqdm[Any] | None = None
+        self._stream = ErrorStream()
         if path is None:
             return
         try:
@@ -28,7 +29,7 @@ class Metrics:
         except OSError as error:
             raise os_failure("write", path, error) from error
         self._bar = tqdm(
-            total=steps, initial=first_step, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.3
+            total=steps, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.3
         )
 
     def log(self, record: dict[str, Any]) -> None:
@@ -50,7 +51,7 @@ class Metrics:
     def say(self, line: str) -> None:
         """A line above the bar."""
         if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
+            self._bar.write(line, file=self._stream)
 
     def __enter__(self) -> Metrics:
         return self

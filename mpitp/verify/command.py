@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
+from mpitp.error_stream import ErrorStream
 from mpitp.errors import NumericError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     checks = finite_differences(source.make(group), batch, args.finite_differences) if args.finite_differences else []
     ok = group.broadcast_object(report.ok and all(check.ok for check in checks))
     if group.size == 1:
-        print(_ALONE, file=sys.stderr)
+        print(_ALONE, file=ErrorStream())
     if group.rank == 0:
         if args.json:
             print(json.dumps(reports.as_dict(report, checks, group.size)))
