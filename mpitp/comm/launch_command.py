@@ -168,7 +168,7 @@ def count_options(launcher: Launcher, ranks: int) -> list[str]:
 
 
 def find_launcher(named: str | None, environ: Mapping[str, str]) -> Launcher:
-    """The launcher to use. Raises LaunchError when there is none."""
+    """The launcher to use. Raises LaunchError when there is none, UsageError when `named` can't be read."""
     beside = Path(sys.executable).parent / "mpiexec"
     make = make_of(str(beside)) if os.access(beside, os.X_OK) else ""
     if named:
@@ -210,8 +210,12 @@ def srun_options(
 
 
 def _named_launcher(named: str, make: str, environ: Mapping[str, str]) -> Launcher:
-    """The user's own words, completed where the launcher is a known one."""
-    words = shlex.split(named)
+    """The user's own words, completed where the launcher is a known one. Raises UsageError where they aren't words."""
+    try:
+        words = shlex.split(named)
+    except ValueError as error:  # such as "No closing quotation"
+        reason = str(error)[:1].lower() + str(error)[1:]
+        raise UsageError(f"launcher {named!r}: not words as a shell reads them: {reason}") from None
     places = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     found = shutil.which(words[0], path=places) if words else None
     if found is None:

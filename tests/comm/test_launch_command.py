@@ -162,6 +162,18 @@ def test_mistakes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("UsageError: ")
 
 
+@pytest.mark.parametrize("named", ["'", "a 'b", "mpiexec \\"])
+def test_launcher_that_is_no_words_is_refused(
+    named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["launch", "-n", "2", "--launcher", named, "--", "doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"UsageError: launcher {named!r}: not words as a shell reads them: no ")
+    monkeypatch.setenv("MPITP_LAUNCHER", named)
+    assert cli.main(["launch", "-n", "2", "--", "doctor"]) == 2
+    assert capsys.readouterr().err == said
+
+
 def test_missing_script_is_refused_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["launch", "-n", "2", "--", "none.py"]) == 4
     assert capsys.readouterr().err == "FileError: can't read none.py: there is no such file\n"
