@@ -11,7 +11,7 @@ import argparse
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -42,7 +42,8 @@ class Witness:
     AT_ONCE_SECONDS = 0.0002  # deaths that are seen together may have come in any order
 
     def __init__(self, run_dir: Path, ranks: int) -> None:
-        self._run_dir, self._ranks, self._started = run_dir, ranks, time.time()
+        self._run_dir, self._ranks = run_dir, ranks
+        self._leftover = set(self._folders())  # of jobs before this one
         self._deaths: list[tuple[float, int]] = []  # when it was seen, which rank
         self._statuses: dict[int, Status] = {}
         self._stop = threading.Event()
@@ -91,12 +92,13 @@ class Witness:
     def _saw(self, process: Process) -> None:
         self._deaths.append((time.monotonic(), process.rank))
 
+    def _folders(self) -> Iterator[Path]:
+        return self._run_dir.glob(f"{FOLDER}*")
+
     def _read_statuses(self) -> dict[int, Status]:
-        """Of this job: not of one that an earlier job has left. Clocks of hosts may differ a little."""
-        for folder in self._run_dir.glob(f"{FOLDER}*"):
-            statuses = read_statuses(folder)
-            if statuses and max(status.written for status in statuses.values()) > self._started - 60:
-                self._statuses = statuses
+        for folder in self._folders():
+            if folder not in self._leftover:
+                self._statuses = read_statuses(folder) or self._statuses
         return self._statuses
 
 

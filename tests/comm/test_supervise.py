@@ -35,8 +35,9 @@ def leave_statuses(run_dir: Path, written: float, processes: dict[int, tuple[str
 
 
 def test_explanation_names_rank_host_and_collective(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, 3)
     leave_statuses(tmp_path, time.time())
-    text = Witness(tmp_path, 3).explain(501, "n1")
+    text = witness.explain(501, "n1")
     assert text is not None
     first, second, third = text.splitlines()
     assert first == "rank 1 on n1 (process 501) has died: killed, or out of memory?"
@@ -46,17 +47,18 @@ def test_explanation_names_rank_host_and_collective(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_not_explained(tmp_path: Path) -> None:
     assert Witness(tmp_path, 3).explain(501, "n1") is None
-    leave_statuses(tmp_path, time.time() - 3600)
-    assert Witness(tmp_path, 3).explain(501, "n1") is None  # an hour ago another process had this number
+    leave_statuses(tmp_path, time.time() - 1)
+    assert Witness(tmp_path, 3).explain(501, "n1") is None  # in a job before, another process had this number
+    witness = Witness(tmp_path / "now", 3)
     leave_statuses(tmp_path / "now", time.time())
-    assert Witness(tmp_path / "now", 3).explain(999, "n1") is None
-    assert Witness(tmp_path / "now", 3).explain(501, "n2") is None
+    assert witness.explain(999, "n1") is None
+    assert witness.explain(501, "n2") is None
 
 
 def test_what_was_seen_counts_for_more_than_what_the_launcher_says(tmp_path: Path) -> None:
     sleepers = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
-    leave_statuses(tmp_path, time.time(), {rank: (HOST, sleeper.pid) for rank, sleeper in enumerate(sleepers)})
     with Witness(tmp_path, 3) as witness:
+        leave_statuses(tmp_path, time.time(), {rank: (HOST, sleeper.pid) for rank, sleeper in enumerate(sleepers)})
         end = time.monotonic() + 20
         time.sleep(0.5)
         for sleeper in sleepers[::-1]:
