@@ -48,6 +48,8 @@ _BINDINGS = {
     "srun": {"none": ["--cpu-bind=none"], "core": ["--cpu-bind=cores"], "numa": ["--cpu-bind=ldoms"]},
 }
 
+MOST_RANKS = 1_000_000  # MPICH's mpiexec takes the number modulo 2**32
+
 _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 
@@ -151,7 +153,10 @@ def rank_command(words: Sequence[str]) -> list[str]:
 
 
 def number_of_ranks(wanted: int | None, environ: Mapping[str, str]) -> int:
-    """What `-n` says, else the tasks of the SLURM allocation. Raises UsageError when neither does."""
+    """What `-n` says, else the tasks of the SLURM allocation.
+
+    Raises UsageError when neither does, or the number isn't 1 to MOST_RANKS.
+    """
     if wanted is None:
         told = environ.get("SLURM_NTASKS", "")
         if not told.isdecimal():
@@ -159,6 +164,8 @@ def number_of_ranks(wanted: int | None, environ: Mapping[str, str]) -> int:
         wanted = int(told)
     if wanted < 1:
         raise UsageError(f"-n {wanted}: a job has at least one rank")
+    if wanted > MOST_RANKS:
+        raise UsageError(f"-n {wanted}: a job has at most {MOST_RANKS} ranks")
     return wanted
 
 

@@ -53,6 +53,7 @@ def test_order_of_launchers(bin_dirs: tuple[Path, Path]) -> None:
     assert find_launcher(None, {}) == Launcher((str(mpiexec),), "hydra")
 
 
+BILLIONS = ["launch", "-n", "4294967298", "--", "doctor"]
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "4"}
 LIST = "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n'"
 
@@ -115,6 +116,10 @@ def test_kinds_of_named_launchers(bin_dirs: tuple[Path, Path]) -> None:
 def test_number_of_ranks() -> None:
     assert number_of_ranks(3, SLURM) == 3
     assert number_of_ranks(None, SLURM) == 8
+    assert number_of_ranks(1_000_000, {}) == 1_000_000
+    for many in (1_000_001, 2**32 + 2, 99999999999999999999):  # MPICH would start 2 for the second
+        with pytest.raises(UsageError, match=f"-n {many}: a job has at most 1000000 ranks"):
+            number_of_ranks(many, {})
     with pytest.raises(UsageError, match="how many ranks"):
         number_of_ranks(None, {})
 
@@ -155,7 +160,7 @@ def test_scripts_run_under_mpi4py() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["launch", "-n", "2"], ["launch", "-n", "2", "--"], ["launch", "-n", "0", "--", "doctor"]]
+    "words", [["launch", "-n", "2"], ["launch", "-n", "2", "--"], ["launch", "-n", "0", "--", "doctor"], BILLIONS]
 )
 def test_mistakes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 2
