@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 60
 MOST_SECONDS = 10.0  # from a rank's death until the job has ended
+TRIAL_SECONDS = 240.0  # for a job that isn't killed, and for its first checkpoint: a slow machine isn't a lost run
 TEXT = "Weep not for what is killed in haste; what was written whole can be read whole, and read again. " * 40
 RUN_FILE = """\
 [model]
@@ -78,6 +79,11 @@ class Job:
             for end in ("out", "err")
         )
 
+    @property
+    def said_last(self) -> str:
+        """The end of its words: enough to see what it was at."""
+        return self.said[-2000:]
+
     seen: set[int] = field(default_factory=set)  # processes of its ranks
 
     def ranks(self) -> list[int]:
@@ -102,11 +108,13 @@ class Job:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.end()
-            raise Lost(f"the job did not end in {seconds:.0f} s") from None
+            raise Lost(f"the job did not end in {seconds:.0f} s; it said last:\n{self.said_last}") from None
         while any(_lives(pid) for pid in self.seen):
             if time.monotonic() > end:
                 self.end()
-                raise Lost(f"ranks outlived their launcher, {seconds:.0f} s after the death of one")
+                raise Lost(
+                    f"ranks outlived their launcher when {seconds:.0f} s were up; it said last:\n{self.said_last}"
+                )
             time.sleep(0.01)
         return code
 
@@ -144,7 +152,7 @@ class Torture:
         ]
         mpitp(*words, "--valid-fraction", "0.1")
         job = self.start("unbroken", 1, "--set", "checkpoint.every=0")
-        if job.wait(120):
+        if job.wait(TRIAL_SECONDS):
             raise Lost(f"the undisturbed run failed:\n{job.said}")
         self.unbroken = losses(self.folder / "unbroken")
         assert len(self.unbroken) == STEPS
@@ -171,7 +179,7 @@ class Torture:
         job = self.start("run", ranks, *words)
         moment = self.dice.choice(["start", "step", "step", "save", "save", "save"])
         killed = self._kill_at(moment, job, run)
-        code = job.wait(MOST_SECONDS if killed else 120)
+        code = job.wait(MOST_SECONDS if killed else TRIAL_SECONDS)
         said = job.said
         resumed = re.search(r"resumed from \S+ after step (\d+)", said)
         if resumed and int(resumed[1]) != newest:
@@ -193,7 +201,7 @@ class Torture:
         if moment == "start":
             time.sleep(self.dice.uniform(0.1, 1.5))
         else:
-            size, end = log.stat().st_size if log.exists() else 0, time.monotonic() + 60
+            size, end = log.stat().st_size if log.exists() else 0, time.monotonic() + TRIAL_SECONDS
             while job.process.poll() is None and time.monotonic() < end:
                 if log.exists() and log.stat().st_size > size:  # resumed, and taken a step
                     break
@@ -237,7 +245,7 @@ class Torture:
         run = self.folder / "run"
         if run.exists():
             job = self.start("run", 2, "--resume", "auto")
-            if job.wait(120):
+            if job.wait(TRIAL_SECONDS):
                 raise Lost(f"the run could not be finished:\n{job.said}")
             self._finished(run)
 
@@ -273,7 +281,7 @@ class Torture:
         """A second job on the directory is refused, and the first doesn't notice."""
         first = self.start("shared", 2)
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + TRIAL_SECONDS
             while not newest_checkpoint(self.folder / "shared") and time.monotonic() < end:
                 time.sleep(0.02)
             for pid in first.ranks():
@@ -304,7 +312,7 @@ class Torture:
         """A rank that is stopped is named by the watchdog, which then ends the job."""
         job = self.start("stopped", 3, "--set", "train.watchdog=2s", steps=100_000)
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + TRIAL_SECONDS
             while not newest_checkpoint(self.folder / "stopped") and time.monotonic() < end:
                 time.sleep(0.02)
             victim = self.dice.choice(job.ranks())
@@ -314,7 +322,7 @@ class Torture:
             job.end()
 
     def _ends(self, job: Job, code: int, *words: str) -> None:
-        found = job.wait(60)
+        found = job.wait(TRIAL_SECONDS)
         if found != code or any(word not in job.said for word in words):
             raise Lost(f"expected code {code} and {words}, got {found}:\n{job.said}")
 
