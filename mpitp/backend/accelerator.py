@@ -126,6 +126,7 @@ def _keep(kernel: Any, config: Any, sources: Path) -> None:
         finally:
             config.CACHE_DIR = before
     _save_one_at_a_time(kernel, folder)
+    _forget_what_is_damaged(kernel)
 
 
 def _save_one_at_a_time(kernel: Any, folder: Path) -> None:
@@ -138,6 +139,20 @@ def _save_one_at_a_time(kernel: Any, folder: Path) -> None:
             save(signature, code)
 
     kernel._cache.save_overload = locked
+
+
+def _forget_what_is_damaged(kernel: Any) -> None:
+    """Let a kernel whose files can't be read (cut short by a crash of the machine) be compiled again."""
+    load = kernel._cache.load_overload
+
+    def tolerant(signature: Any, context: Any) -> Any:
+        try:
+            return load(signature, context)
+        except Exception:  # whatever unpickling makes of other bytes
+            kernel._cache.flush()
+            return None
+
+    kernel._cache.load_overload = tolerant
 
 
 @cache

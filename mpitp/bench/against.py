@@ -12,7 +12,9 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +22,13 @@ from typing import Any
 
 from mpitp.bench.timing import Samples, Task
 from mpitp.comm.group import Group
+from mpitp.comm.job import end_with_parent
 from mpitp.errors import LaunchError
 
 FORMS = ("functions", "dtensor")
 PROGRAMS = Path(__file__).parent / "peers"
 PATIENCE_SECONDS = 0.003
+LEAVE_SECONDS = 60.0
 
 
 class Peer:
@@ -36,10 +40,13 @@ class Peer:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):
             environment.pop(name, None)
-        self._processes = []
+        self._processes: list[subprocess.Popen[str]] = []
+        self._is_ending = False
         for rank in range(ranks):
             told = json.dumps({**settings, "rank": rank, "ranks": ranks, "port": port})
             self._processes.append(_started([python, str(PROGRAMS / program), told], environment))
+        for process in self._processes:
+            threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
         self.version = str(self._answer()["ready"])
 
     def ask(self, line: str) -> dict[str, Any]:
@@ -52,16 +59,29 @@ class Peer:
         return self._answer()
 
     def end(self) -> None:
-        """Let the processes end."""
+        """Let the processes end; those that don't are ended."""
+        self._is_ending = True
         for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+                process.stdin = None  # so that `communicate` leaves it alone
         for process in self._processes:
-            assert process.stdout is not None
-            with process.stdout:
-                process.stdout.read()  # to its end: a slow one may still be about to write
-            process.wait(timeout=60)
+            try:
+                process.communicate(timeout=LEAVE_SECONDS)  # to its end: a slow one may still be about to write
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+    def _end_with(self, process: subprocess.Popen[str]) -> None:
+        """One that ends early takes the others along: they would wait for it, and rank 0 for their answer."""
+        process.wait()
+        if not self._is_ending:
+            self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
     def _answer(self) -> dict[str, Any]:
         stdout = self._processes[0].stdout
@@ -70,6 +90,7 @@ class Peer:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
+        self._kill()
         self.end()
         raise LaunchError(
             f"the peer ended early; its message is above. It needs {self._needs}: name its Python by --peer-python"
@@ -136,7 +157,14 @@ def comparison_lines(facts: Mapping[str, Any]) -> Sequence[str]:
 
 def _started(words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     try:
-        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+        )
     except OSError as error:
         raise LaunchError(f"--peer-python: can't start {words[0]}: {error.strerror}") from None
 

@@ -158,6 +158,7 @@ def _add_save(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
+    from mpitp.backend.threads import limit_blas_threads
     from mpitp.bench import allreduce, decode, save, scaling, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.comm.start import agree_on_accelerator
@@ -167,6 +168,8 @@ def run(args: argparse.Namespace) -> int:
     program = programs[args.what]
     group = world_group()
     agree_on_accelerator(group)
+    if getattr(args, "against", None):
+        limit_blas_threads(1)  # as the peer
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
             "--clock cpu is right for one rank with one BLAS thread only (it adds up threads and leaves out waiting); "

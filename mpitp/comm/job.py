@@ -87,7 +87,7 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=None if self._shares_terminal() else 0,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
         except OSError as error:  # such as a prompt that is too long for a command line
             raise LaunchError(f"can't start {self.command[0]}: {error.strerror or error}") from error
@@ -205,6 +205,6 @@ def _name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: be told to stop when this process is killed, so that the job doesn't go on without its head."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

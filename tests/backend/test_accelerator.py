@@ -171,3 +171,22 @@ def test_read_only_installation_uses_the_home(monkeypatch: pytest.MonkeyPatch, t
     accelerator._writable_cache.cache_clear()
     folder = accelerator._writable_cache(Path("/proc"), "")
     assert folder is not None and folder.parent == tmp_path / "mpitp"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00other bytes"])
+def test_damaged_code_on_the_disk_is_compiled_again(tmp_path: Path, damage: bytes) -> None:
+    pytest.importorskip("numba")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MPITP_ACCELERATOR": "auto"}
+    code = (
+        "import numpy as np; from mpitp.ops.gelu import gelu_forward; print(gelu_forward(np.ones((2, 3), 'f4'))[1, 2])"
+    )
+    words = [sys.executable, "-c", code]
+    first = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    kept = [file for file in tmp_path.rglob("*") if file.suffix in (".nbi", ".nbc")]
+    assert {file.suffix for file in kept} == {".nbi", ".nbc"}
+    for suffix in (".nbc", ".nbi"):
+        for file in kept:
+            if file.suffix == suffix:
+                file.write_bytes(damage)
+        again = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=100)
+        assert (again.stdout, again.stderr) == (first.stdout, "")

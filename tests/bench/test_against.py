@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mpitp.bench import against, command, decode
+from mpitp.backend.threads import blas_threads, limit_blas_threads
+from mpitp.bench import against, command, decode, train
 from mpitp.bench.timing import Samples
+from mpitp.comm import Group
 from mpitp.errors import LaunchError, UsageError
 from tests.bench.test_command import DECODE, TRAIN, parsed
 
 PROGRAM = """
-import json, sys
+import json, sys, time
 settings = json.loads(sys.argv[1])
 print("noise")
 print(json.dumps({"ready": "peer of " + settings["name"]}), flush=True)
 for line in sys.stdin:
+    if line.startswith("work") or settings["rank"] == 1 and line.startswith("wait"):
+        time.sleep(1000)
     print(json.dumps({"seconds": 2.5, "heard": line.strip(), "rank": settings["rank"]}), flush=True)
 """
 
@@ -35,6 +44,40 @@ def test_a_peer_answers_and_ends(program: str) -> None:
     assert peer.ask("step") == {"seconds": 2.5, "heard": "step", "rank": 0}
     peer.end()
     assert [process.returncode for process in peer._processes] == [0, 0]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_peer_takes_the_others_along(program: str, killed: int) -> None:
+    peer = against.Peer(sys.executable, program, {"name": "two"}, 2)
+    timer = threading.Timer(0.3, peer._processes[killed].kill)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match="ended early"):
+        peer.ask("work")
+    assert time.monotonic() - started < 20
+    assert [process.returncode for process in peer._processes] == [-9, -9]
+
+
+def test_a_peer_that_does_not_end_is_ended(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against, "LEAVE_SECONDS", 0.5)
+    peer = against.Peer(sys.executable, program, {"name": "two"}, 2)
+    peer.ask("wait")  # rank 0 answers, rank 1 goes on
+    peer.end()
+    assert [process.returncode for process in peer._processes] == [0, -9]
+
+
+def test_a_comparison_takes_one_thread_as_the_peer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
+        threads.append(blas_threads())
+        raise LaunchError("measured")
+
+    monkeypatch.setattr(train, "measure", measure)
+    np.ones((2, 2)) @ np.ones((2, 2))
+    with limit_blas_threads(2), pytest.raises(LaunchError, match="measured"):
+        command.run(parsed(*TRAIN, "--against", "torch", "--peer-python", sys.executable))
+    assert threads == [1]
 
 
 def test_a_peer_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
