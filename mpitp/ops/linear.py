@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import LINE_BYTES, aligned_zeros, array_module
 from mpitp.backend.threads import blas_threads
 
 Array = Any
 
 
 FEWEST_ROWS = 8  # up to here reading w takes most of the time
+OFF_LINE_BYTES = 16
 CACHED_BYTES = 256 * 1024  # of w, in the second-level cache
 SMALL_PRODUCT = 10**6  # t n k up to which OpenBLAS multiplies without packing
 DOT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -60,14 +61,30 @@ def _fewest_rows(x: Array, w: Array, out: Array) -> None:
     through several rows at a time. So the first row of x is multiplied in that way, piece by piece of w, and the others
     find the piece in the cache.
     """
-    step = max(1, CACHED_BYTES // max(w.shape[1] * w.itemsize, 1)) if len(x) > 1 else max(len(w), 1)
+    if len(x) == 1:
+        np.vecdot(w, _off_line(x[0]), out=out[0])
+        return
+    step = max(1, CACHED_BYTES // max(w.shape[1] * w.itemsize, 1))
     for i in range(0, len(w), step):
         piece = w[i : i + step]
         np.vecdot(piece, x[0], out=out[0, i : i + step])
         if len(x) == 2:
             np.vecdot(piece, x[1], out=out[1, i : i + step])
-        elif len(x) > 2:
+        else:
             _product(x[1:], piece.T, out=out[1:, i : i + step])
+
+
+def _off_line(x: Array) -> Array:
+    """x [k], moved where it begins with a cache line, as the rows of w do.
+
+    OpenBLAS's dot product then reads w from memory a sixth slower (measured: 27.4 against 23.5 ms for all weights of
+    SmolLM2); loads that touch two lines seem to wake the processor's prefetching earlier.
+    """
+    if x.ctypes.data % LINE_BYTES:
+        return x
+    moved = aligned_zeros((len(x) + OFF_LINE_BYTES // x.itemsize,), x.dtype)[OFF_LINE_BYTES // x.itemsize :]
+    moved[...] = x
+    return moved
 
 
 def _few_rows(x: Array, w: Array, out: Array) -> None:
