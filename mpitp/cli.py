@@ -56,7 +56,19 @@ left, 128 + N ended by signal N (137: a rank was killed)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. A failing rank ends the whole job."""
+    _hold_standard_descriptors()
     return guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _hold_standard_descriptors() -> None:
+    """Where standard input, output or error is closed, take its number, so that no file gets it and what is meant for
+    people. Using it still fails.
+    """
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)
 
 
 def _run(words: list[str]) -> int:

@@ -53,3 +53,20 @@ def test_closed_standard_input_holds_no_prompts(tmp_path: Path) -> None:
     ended = shell(f"{sys.executable} -m mpitp generate --model nowhere --prompts - <&-", tmp_path)
     assert ended.returncode == 4
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path, redirection: str) -> None:
+    code = (
+        "import os; from mpitp import cli; cli.main(['--version']); "
+        "opened = os.open('out.txt', os.O_CREAT | os.O_WRONLY); assert opened > 2; os.write(opened, b'whole')"
+    )
+    shell(f'{sys.executable} -c "{code}" {redirection}', tmp_path)
+    assert (tmp_path / "out.txt").read_text() == "whole"
+
+
+def test_sizes_beyond_the_memory_end_with_one_message(tmp_path: Path) -> None:
+    words = "bench train --layers 1 --hidden 24 --heads 3 --vocab 99999999999 --batch 1 --seq 4 --steps 2"
+    ended = shell(f"{sys.executable} -m mpitp {words}", tmp_path)
+    assert ended.returncode == 3
+    assert "MemoryError: Unable to allocate" in ended.stderr and "Traceback" not in ended.stderr

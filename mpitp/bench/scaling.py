@@ -184,4 +184,6 @@ def report(facts: dict[str, Any]) -> list[str]:
         told = f"{value:10.2f} {unit}" if seconds else "         - not seen in these points"
         lines.append(f"  {name:26}{told}")
     lines.append(f"relative error: median {100 * error['median']:.1f} %, largest {100 * error['largest']:.1f} %")
+    if len(facts["points"]) <= len(TERMS):
+        lines.append(f"{len(facts['points'])} points for {len(TERMS)} numbers: any fit meets them; give it more sizes")
     return lines

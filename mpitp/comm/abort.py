@@ -39,6 +39,7 @@ WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the j
 MESSAGE_TAKES_SECONDS = 0.3  # to the launcher, which forgets what it has not read when the job is aborted
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
+OUT_OF_MEMORY = 3  # the sizes asked for are more than this machine has room for
 OUTPUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READER_LEFT = 141  # and one that wrote into a pipe that nobody reads any more, as in `mpitp ... | head`
 
@@ -236,6 +237,8 @@ def _code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 1
@@ -243,7 +246,7 @@ def _code_of(error: BaseException) -> int:
 
 def _is_plain(error: BaseException) -> bool:
     """Whether the message is for users, who don't care which rank found it when it is the first."""
-    return isinstance(error, MpitpError | KeyboardInterrupt | SystemExit)
+    return isinstance(error, MpitpError | KeyboardInterrupt | SystemExit | MemoryError)
 
 
 def _describe(error: BaseException) -> str:
@@ -251,6 +254,8 @@ def _describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, MemoryError):
+        return f"MemoryError: {error}; a smaller model or batch needs less, and more ranks need less each"
     if isinstance(error, SystemExit):
         return "" if error.code is None or isinstance(error.code, int) else str(error.code)
     return "".join(traceback.format_exception(error)).rstrip()
