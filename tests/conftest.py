@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: bit-exact tests need one thread count
 os.environ.setdefault("MPITP_ACCELERATOR", "off")  # the plain expressions are what most tests are about
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests import strict_cupy
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be by all that tests start
 
 
 @pytest.fixture(params=["numpy", "strict_cupy"])
