@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -32,7 +33,7 @@ class ErrorStream:
 
 
 @contextlib.contextmanager
-def _unless_reader_left() -> Any:
+def _unless_reader_left() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

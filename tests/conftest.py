@@ -8,14 +8,25 @@ import signal
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: bit-exact tests need one thread count
 os.environ.setdefault("MPITP_ACCELERATOR", "off")  # the plain expressions are what most tests are about
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpitp.backend.accelerator import use_accelerator
 from tests import strict_cupy
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be by all that tests start
+
+
+@pytest.fixture
+def accelerated() -> Iterator[None]:
+    """The test uses compiled kernels; skipped where Numba is missing."""
+    pytest.importorskip("numba")
+    use_accelerator(True)
+    yield
+    use_accelerator(None)
 
 
 @pytest.fixture(params=["numpy", "strict_cupy"])

@@ -97,7 +97,9 @@ def _add_train(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
     sub.add_argument(
-        "--against", choices=("torch",), help="also PyTorch's tensor parallelism over gloo, in turn with ours"
+        "--against",
+        choices=("torch",),
+        help="also PyTorch's tensor parallelism over gloo, in turn with ours, one BLAS thread a rank",
     )
     sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has torch (with --against)")
     _add_clock(sub)
@@ -113,7 +115,7 @@ def _add_decode(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--against",
         choices=("transformers",),
-        help="also Hugging Face transformers on the same core, in turn with ours",
+        help="also Hugging Face transformers on the same core, in turn with ours (needs --model DIR)",
     )
     sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has transformers (with --against)")
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitp.error_stream import ErrorStream
 from mpitp.errors import FileError, LaunchError, UsageError
 
 _DESCRIPTION = """\
@@ -295,8 +295,4 @@ def launcher_variables(launcher: Launcher, environ: Mapping[str, str], is_root: 
 
 def _note(text: str) -> None:
     """A line on stderr; where that is closed or full, none, and never one on stdout."""
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"mpitp launch: {text}\n")
-        sys.stderr.flush()
+    print(f"mpitp launch: {text}", file=ErrorStream(), flush=True)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mpitp.backend.accelerator import use_accelerator
 from tests import strict_cupy
-
-
-@pytest.fixture
-def accelerated() -> Iterator[None]:
-    """The test uses compiled kernels; skipped where Numba is missing."""
-    pytest.importorskip("numba")
-    use_accelerator(True)
-    yield
-    use_accelerator(None)
 
 
 @pytest.fixture(params=["numpy", "compiled", "strict_cupy"])

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ from tests.train.invariant_case import CONFIGS, batch, train_and_generate
 
 STEPS = 12
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-
-
-@pytest.fixture
-def accelerated() -> Iterator[None]:
-    """The test uses compiled kernels; skipped where Numba is missing."""
-    pytest.importorskip("numba")
-    use_accelerator(True)
-    yield
-    use_accelerator(None)
 
 
 def losses(group: Group, name: str) -> list[float]:

@@ -5,7 +5,6 @@ import pytest
 
 pytest.importorskip("numba")
 
-from mpitp.backend.accelerator import use_accelerator
 from mpitp.ops.compiled.few_rows import few_rows
 from mpitp.ops.linear import linear_forward
 from tests.ops.checks import assert_rounding_close
@@ -51,11 +50,6 @@ def test_not_finite_values_are_seen(rng):
 
 
 @pytest.mark.parametrize("t", [2, 8, 9])
-def test_linear_forward_takes_it(rng, t):
+def test_linear_forward_takes_it(rng, accelerated, t):
     x, w = rng.standard_normal((t, 33)).astype(np.float32), rng.standard_normal((20, 33)).astype(np.float32)
-    use_accelerator(True)
-    try:
-        accelerated = linear_forward(x, w)
-    finally:
-        use_accelerator(None)
-    assert_rounding_close(accelerated, x.astype(np.float64) @ w.T.astype(np.float64), 33)
+    assert_rounding_close(linear_forward(x, w), x.astype(np.float64) @ w.T.astype(np.float64), 33)
