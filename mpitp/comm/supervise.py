@@ -40,6 +40,7 @@ class Witness:
     """Sees which of the ranks on this machine dies first. A context manager around the job."""
 
     AT_ONCE_SECONDS = 0.0002  # deaths that are seen together may have come in any order
+    SOON_SECONDS = 0.04  # that of the rank which the launcher names may be seen so much later, on a busy machine
 
     def __init__(self, run_dir: Path, ranks: int) -> None:
         self._run_dir, self._ranks = run_dir, ranks
@@ -65,8 +66,13 @@ class Witness:
         `pid`, `host`: what the launcher names, for a rank of another machine.
         """
         statuses = self._read_statuses()
-        dead = [rank for seen, rank in self._deaths if seen - self._deaths[0][0] < self.AT_ONCE_SECONDS]
-        dead = dead or [rank for rank, status in statuses.items() if (status.pid, status.host) == (pid, host)]
+        named = [rank for rank, status in statuses.items() if (status.pid, status.host) == (pid, host)]
+        dead = [
+            rank
+            for seen, rank in self._deaths
+            if seen - self._deaths[0][0] < (self.SOON_SECONDS if rank in named else self.AT_ONCE_SECONDS)
+        ]
+        dead = dead or named
         if not dead or dead[0] not in statuses:
             return None
         others = [status for rank, status in statuses.items() if rank not in dead and status.last is not None]

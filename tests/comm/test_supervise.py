@@ -72,6 +72,9 @@ def test_what_was_seen_counts_for_more_than_what_the_launcher_says(tmp_path: Pat
     assert "or rank" not in text
     witness._deaths = [(5.0, 1), (5.0001, 0)]
     assert "(or rank 0 before it: they died at about one time)" in str(witness.explain(0, HOST))
+    witness._deaths = [(5.0, 1), (5.02, 0)]
+    assert "or rank" not in str(witness.explain(0, HOST))
+    assert "(or rank 0 before it: they died at about one time)" in str(witness.explain(sleepers[0].pid, HOST))
 
 
 def test_settings_are_read_from_the_words(tmp_path: Path) -> None:
