@@ -222,7 +222,9 @@ def test_killed_rank_gives_one_code(tmp_path: Path, name: str) -> None:
     result = subprocess.run(
         launch(str(script)), env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
-    assert result.returncode == 128 + signal.Signals[name]
+    number = signal.Signals[name]
+    # MPICH's mpiexec tells the bits of all ranks' statuses together, those that it has killed itself (9) included
+    assert result.returncode in (128 + number, 128 + (number | signal.SIGKILL))
 
 
 @needs_mpiexec
