@@ -2,8 +2,9 @@
 
     y = x W^T        y[i, j] = sum over k of x[i, k] W[j, k]        x [t, k], W [n, k], y [t, n]
 
-Cut t or n, and a rank has all it needs for its own elements of y. Cut k, the dim that is summed over, and every rank
-has a piece of every sum: a partial y, right in shape and wrong in value until it is added up over the ranks.
+Cut t or n, and a rank has all it needs for its own elements of y: y is varying (V), each rank has its own piece. Cut k,
+the dim that is summed over, and y is partial (P): every rank has a summand of every element, right in shape and wrong
+in value until it is added up over the ranks. Then it is invariant (I): equal on all of them.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ T, K, N = 4, 6, 5
 
 
 def main(group: Group) -> None:
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(57)
     x = random.integers(-3, 4, (T, K)).astype(float)  # whole numbers: their sums are exact
     w = random.integers(-3, 4, (N, K)).astype(float)
     y = linear_forward(x, w)  # what one rank alone computes
@@ -28,12 +29,12 @@ def main(group: Group) -> None:
 
     say(group, "1  Cut t, the rows of x (data parallel). W on every rank; no communication.")
     own = linear_forward(x[t], w)
-    say_each(group, f"x {x[t].shape}  W {w.shape}  ->  y rows {t.start}:{t.stop}")
+    say_each(group, f"x {x[t].shape}  W {w.shape}  ->  y rows {t.start}:{t.stop}  V")
     prove(group, "a rank's rows of y", (own, y[t]))
 
     say(group, "\n2  Cut n, the rows of W (column-parallel). x on every rank; no communication.")
     own = linear_forward(x, w[n])
-    say_each(group, f"x {x.shape}  W {w[n].shape}  ->  y columns {n.start}:{n.stop}")
+    say_each(group, f"x {x.shape}  W {w[n].shape}  ->  y columns {n.start}:{n.stop}  V")
     prove(group, "a rank's columns of y", (own, y[:, n]))
 
     say(group, "\n3  Cut k, columns of x and of W (row-parallel). Partial sums; an all-reduce.")

@@ -5,28 +5,26 @@
 The first product is cut along its outputs, the second along its inputs, and the two cuts are the same FFN columns: what
 rank r computes is what rank r needs next. GELU works element by element, so it doesn't mind the cut. The other order,
 row-parallel first, would need a sum before GELU, because gelu(a + b) is not gelu(a) + gelu(b).
+
+Each layer says what it makes of what it is given, with a letter: I, equal on all ranks; R, equal and used by each for
+its own part of the work; V, each its own piece; P, summands. From the letters alone a forgotten sum is found.
 """
 
 import numpy as np
 from course import Watched, exercise, on_ranks, prove, say, say_each
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, SerialGroup
-from mpitp.layers.build import Builder
-from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
-from mpitp.layers.mlp import GeluMLP
+from mpitp.layers import MLP, Builder, init_params, make_site, typed_layers
 from mpitp.ops.gelu import gelu_forward
 
 RANKS = 3
 TOKENS, HIDDEN, FFN = 5, 4, 8
 
 
-def make_mlp(group: Group) -> GeluMLP:
+def make_mlp(group: Group) -> MLP:
     """The library's MLP over the ranks of `group`; its weights depend on the seed alone, not on the ranks."""
-    build = Builder(Layout(group), CpuDevice(), np.float64, init_std=0.5)
-    share = build.layout.share(FFN)
-    mlp = GeluMLP(build.column(("up",), HIDDEN, share, bias=False), build.row("down", share, HIDDEN, bias=False))
+    site = make_site(group, dtype="float64")
+    mlp = Builder(site, init_std=0.5).mlp(HIDDEN, site.share(FFN), gated=False, bias=False)
     init_params(mlp.params().items(), seed=1)
     return mlp
 
@@ -37,23 +35,25 @@ def main(group: Group) -> None:
     mlp, whole = make_mlp(watched), make_mlp(SerialGroup())
 
     say(group, f"y = gelu(x Wup^T) Wdown^T, {FFN} FFN columns dealt to {group.size} ranks")
-    columns = mlp.up.weight.spec.parts[0].held
-    shapes = f"Wup {mlp.up.weight.data.shape}  Wdown {mlp.down.weight.data.shape}"
+    columns = mlp.up.product.placement.parts[0].held[0]
+    shapes = f"Wup {mlp.up.product.shape}  Wdown {mlp.down.product.shape}"
     say_each(group, f"FFN columns {columns.start}:{columns.stop}  {shapes}")
+    for name, layer in typed_layers({"mlp": mlp}, make_site(group).batch_type).items():
+        say(group, f"  {name:<16}{layer.incoming} -> {layer.outgoing}")
 
     watched.calls.clear()
     y, ctx = mlp.forward(x)
     calls = list(watched.calls)
     say(group, "\ninner activation [t, f/tp] on each rank, never gathered: first row")
-    say_each(group, f"{np.round(gelu_forward(ctx.inner)[0], 2)}")
+    say_each(group, f"{np.round(ctx.down.x[0], 2)}")
     say(group, f"\ncollectives of the forward pass: {[str(call) for call in calls] or 'none'}")
     expected = whole.forward(x)[0]
     prove(group, f"y on {group.size} ranks is y on one", (y, expected))
 
     say(group, "\nThe wrong order: gelu applied to partial sums, which are then added")
-    k = mlp.up.weight.spec.parts[0].held  # any cut of the inner dim will do; here of the FFN columns
-    inner, wdown = gelu_forward(x @ whole.up.weight.data.T), whole.down.weight.data
-    partial = inner[:, k] @ wdown[:, k.start : k.stop].T
+    k = columns  # any cut of the inner dim will do; here of the FFN columns
+    wup, wdown = whole.up.product.weight.data, whole.down.product.weight.data
+    partial = gelu_forward(x @ wup.T)[:, k] @ wdown[:, k.start : k.stop].T
     right, wrong = gelu_forward(group.all_reduce(partial)), group.all_reduce(gelu_forward(partial))
     say(group, f"  gelu of the sum   {np.round(right[0], 3)}\n  sum of the gelus  {np.round(wrong[0], 3)}")
 

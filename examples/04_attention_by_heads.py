@@ -10,25 +10,20 @@ the same KV head: both hold it, each computes dk and dv from its own query heads
 import numpy as np
 from course import Watched, exercise, on_ranks, prove, say, say_each
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, SerialGroup
-from mpitp.layers.attention import AttentionDropout, SelfAttention
-from mpitp.layers.build import Builder
-from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
+from mpitp.layers import AttentionDropout, AttentionSizes, Builder, Pass, Rows, SelfAttention, init_params, make_site
 from mpitp.layers.partition import share_heads
-from mpitp.layers.sequences import Sequences
 
 RANKS = 4
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 9, 3, 2, 6
-SEQS = Sequences(lengths=(5, 3))  # two sequences, one after the other: t = 8 rows
+ROWS = Rows.of(lengths=(5, 3))  # two sequences, one after the other: t = 8 rows
 
 
 def make_attention(group: Group) -> SelfAttention:
     """The library's attention, equal weights at every rank count."""
-    build = Builder(Layout(group), CpuDevice(), np.float64, init_std=0.7)
-    heads = build.layout.heads(HEADS, KV_HEADS)
-    layer = build.attention(heads, HEAD_DIM, HIDDEN, AttentionDropout(0.0, ""), qkv_bias=False, out_bias=False)
+    site = make_site(group, dtype="float64")
+    sizes = AttentionSizes(site.heads(HEADS, KV_HEADS), HEAD_DIM, HIDDEN)
+    layer = Builder(site, init_std=0.7).attention(sizes, AttentionDropout(0.0, ""))
     init_params(layer.params().items(), seed=4)
     return layer
 
@@ -44,27 +39,25 @@ def main(group: Group) -> None:
     watched = Watched(group)
     layer, whole = make_attention(watched), make_attention(SerialGroup())
     say(group, f"\nThe real layer on {group.size} ranks, weight rows [q | k | v] on each:")
-    parts = layer.qkv.weight.spec.parts
-    say_each(group, "  ".join(f"{p.name} rows {p.held.start}:{p.held.stop} of {p.size}" for p in parts))
+    weight, whole_weight = layer.qkv.product.weight, whole.qkv.product.weight
+    held = [(part.name, part.held[0], part.shape[0]) for part in weight.placement.parts]
+    say_each(group, "  ".join(f"{name} rows {rows.start}:{rows.stop} of {size}" for name, rows, size in held))
 
-    x, dy = np.random.default_rng(4).standard_normal((2, SEQS.num_tokens, HIDDEN))
+    x, dy = np.random.default_rng(4).standard_normal((2, ROWS.num_tokens, HIDDEN))
     watched.calls.clear()
-    y, ctx = layer.forward(x, SEQS)
+    y, ctx = layer.forward(x, Pass(ROWS))
     say(group, f"\nforward:   {', '.join(str(call) for call in watched.calls)}")
     watched.calls.clear()
     dx = layer.backward(dy, ctx)
     for i, call in enumerate(watched.calls):
-        what = "dx" if i == len(watched.calls) - 1 else f"dk and dv of KV head {layer.heads.kv_shared[i]}"
-        say(group, f"{'backward:  ' if i == 0 else '           '}{call}   {what}")
-    whole_y, whole_ctx = whole.forward(x, SEQS)
+        what = "dx" if i == len(watched.calls) - 1 else f"dk and dv of KV head {layer.heads.heads.kv_shared[i]}"
+        say(group, f"{'backward:  ' if i == 0 else '           '}{call!s:<34}{what}")
+    whole_y, whole_ctx = whole.forward(x, Pass(ROWS))
     prove(group, "y", (y, whole_y))
     prove(group, "dx", (dx, whole.backward(dy, whole_ctx)))
 
-    pairs, start = [], 0  # q, k and v of one rank are the whole tensors, one below the other
-    for part, rows in layer.qkv.weight.spec.local_parts():
-        held = slice(start + part.held.start, start + part.held.stop)
-        pairs.append((layer.qkv.weight.grad[rows], whole.qkv.weight.grad[held]))
-        start += part.size
+    both = zip(weight.placement.places(), whole_weight.placement.places(), strict=True)  # q, then k, then v
+    pairs = [(weight.grad[here], whole_weight.grad[there][part.index]) for (part, here), (_, there) in both]
     prove(group, "dWq, dWk, dWv on every rank", *pairs)
 
     exercise(

@@ -11,15 +11,15 @@ logit. With v = 50,000 the logits themselves would be 50,000 numbers a token.
 import numpy as np
 from course import Watched, exercise, nbytes, on_ranks, prove, say, say_each
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, SerialGroup
-from mpitp.layers.build import Builder, sharded
-from mpitp.layers.embedding import VocabParallelEmbedding
-from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
-from mpitp.layers.linear import ColumnParallelLinear
-from mpitp.layers.loss import VocabParallelCrossEntropy
-from mpitp.layers.mappings import CopyToTP
+from mpitp.layers import (
+    Builder,
+    ColumnParallelLinear,
+    VocabParallelCrossEntropy,
+    VocabParallelEmbedding,
+    init_params,
+    make_site,
+)
 
 RANKS = 3
 VOCAB, HIDDEN = 50, 4
@@ -29,12 +29,11 @@ Layers = tuple[VocabParallelEmbedding, ColumnParallelLinear, VocabParallelCrossE
 
 def make_layers(group: Group) -> Layers:
     """Embedding, head and loss; the head uses the embedding's table (tied)."""
-    build = Builder(Layout(group), CpuDevice(), np.float64, init_std=1.0)
-    vocab, summation = build.layout.share(VOCAB), build.layout.summation
-    table = build.matrix([sharded("vocab", vocab)], HIDDEN, dim=0)
-    init_params([("embedding.weight", table)], seed=5)
-    head = ColumnParallelLinear(table, None, CopyToTP(summation), vocab.local_blocks)
-    return VocabParallelEmbedding(table, vocab, group), head, VocabParallelCrossEntropy(vocab, group, summation)
+    site = make_site(group, dtype="float64")
+    build, vocab = Builder(site, init_std=1.0), site.share(VOCAB)
+    table = build.vocab_table(vocab, HIDDEN)
+    init_params([("embedding.weight", table.params()["weight"])], seed=5)
+    return build.embedding(table, vocab), build.head(table, vocab), build.loss(vocab)
 
 
 def run(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,20 +10,14 @@ The gradient of a shard needs no communication after the block's own: each rank 
 import numpy as np
 from course import Watched, difference, exercise, nbytes, on_ranks, prove, say
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, SerialGroup
-from mpitp.layers.block import TransformerBlock
-from mpitp.layers.build import Builder
-from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
-from mpitp.layers.param import Param
-from mpitp.layers.sequences import Sequences
+from mpitp.layers import Builder, Param, Pass, Rotary, Rows, TransformerBlock, init_params, make_site, typed_layers
 from mpitp.models import config_from_hf
 from mpitp.models.llama import build_block
 from mpitp.optim.grad_norm import GradNorm
 
 RANKS = 3
-SEQS = Sequences(lengths=(6, 4))
+ROWS = Rows.of(lengths=(6, 4))
 CONFIG = config_from_hf(
     {
         "model_type": "llama",
@@ -40,34 +34,37 @@ CONFIG = config_from_hf(
 
 def make_block(group: Group) -> TransformerBlock:
     """The block of a Llama-type model, equal weights at every rank count."""
-    block = build_block(CONFIG, Builder(Layout(group), CpuDevice(), np.float64, init_std=0.3), 0)
+    build, rotary = Builder(make_site(group, dtype="float64"), 0.3), Rotary(CONFIG.head_dim, 1e4)
+    block = build_block(CONFIG, build, 0, rotary)
     init_params(block.params().items(), seed=6)
     return block
 
 
 def same_rows(param: Param, whole: Param) -> list[tuple[np.ndarray, np.ndarray]]:
     """This rank's gradient beside the same elements of the one-rank gradient, part by part."""
-    pairs = []
-    for (part, rows), (_, whole_rows) in zip(param.spec.local_parts(), whole.spec.local_parts(), strict=True):
-        held = slice(whole_rows.start + part.held.start, whole_rows.start + part.held.stop)
-        pairs.append((param.spec.view(param.grad, rows), whole.spec.view(whole.grad, held)))
-    return pairs
+    both = zip(param.placement.places(), whole.placement.places(), strict=True)
+    return [(param.grad[here], whole.grad[there][part.index]) for (part, here), (_, there) in both]
 
 
 def main(group: Group) -> None:
     watched = Watched(group)
     block, whole = make_block(watched), make_block(SerialGroup())
-    x, dy = np.random.default_rng(6).standard_normal((2, SEQS.num_tokens, CONFIG.hidden_size))
+    x, dy = np.random.default_rng(6).standard_normal((2, ROWS.num_tokens, CONFIG.hidden_size))
+
+    say(group, "what each layer of the block makes of what it is given:")
+    for name, layer in typed_layers({"block": block}, make_site(group).batch_type).items():
+        say(group, f"  {name:<24}{layer.incoming} -> {layer.outgoing}")
+    say(group)
 
     watched.calls.clear()
-    y, ctx = block.forward(x, SEQS)
+    y, ctx = block.forward(x, Pass(ROWS))
     forward = list(watched.calls)
     dx = block.backward(dy, ctx)
     backward = watched.calls[len(forward) :]
     for name, calls in (("forward", forward), ("backward", backward)):
         say(group, f"{name}: {len(calls)} collectives, {sum(map(nbytes, calls))} bytes a rank")
         say(group, "\n".join(f"  {call}" for call in calls))
-    whole_y, whole_ctx = whole.forward(x, SEQS)
+    whole_y, whole_ctx = whole.forward(x, Pass(ROWS))
     say(group)
     prove(group, "y", (y, whole_y))
     prove(group, "dx", (dx, whole.backward(dy, whole_ctx)))

@@ -15,6 +15,7 @@ from course import difference, exercise, on_ranks, prove, say
 from mpitp.comm import Group, SerialGroup
 from mpitp.infer.generate import generate
 from mpitp.infer.sampling import Sampling
+from mpitp.layers import make_site
 from mpitp.models import Batch, CausalLM, config_from_hf, new_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -49,7 +50,7 @@ def batch_of(step: int) -> Batch:
 
 def train(group: Group) -> tuple[CausalLM, list[float]]:
     """A model trained on the ranks of `group`, and its losses."""
-    model = new_model(CONFIG, group, seed=7)
+    model = new_model(CONFIG, make_site(group), seed=7)
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
     return model, [step([batch_of(i)], lr=8e-3 * min(1.0, (i + 1) / 10)).loss for i in range(STEPS)]
 
@@ -78,7 +79,7 @@ def main(group: Group) -> None:
 
     exercise(
         group,
-        'The difference starts at rounding (1e-7) and grows: why? Give new_model, on its line, dtype="float64" and '
+        'The difference starts at rounding (1e-7) and grows: why? Give make_site, on its line, dtype="float64" and '
         "predict the last column first.",
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from course import exercise, on_ranks, say, say_each
 
 from mpitp.comm import Group
-from mpitp.layers.layout import Layout, choose_blocks
+from mpitp.layers import choose_blocks, make_site
 from mpitp.models import Batch, config_from_hf, new_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -34,7 +34,7 @@ CONFIG = config_from_hf(
 
 def last_loss(group: Group, num_blocks: int) -> float:
     """The loss of the last of a few training steps in float32."""
-    model = new_model(CONFIG, group, seed=8, invariant_blocks=num_blocks)
+    model = new_model(CONFIG, make_site(group, invariant_blocks=num_blocks), seed=8)
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()))
     tokens = np.random.default_rng(8).integers(0, CONFIG.vocab_size, (4, 17))
     batch = Batch.of_rows(tokens[:, :-1], targets=tokens[:, 1:])
@@ -59,7 +59,7 @@ def main(group: Group) -> None:
 
     num_blocks = choose_blocks(invariant=True, blocks=0, heads=CONFIG.heads)
     say(group, f"\nThe invariant layout: {num_blocks} blocks of each dim, at any number of ranks; FFN columns:")
-    blocks = Layout(group, num_blocks).share(CONFIG.ffn_hidden).blocks
+    blocks = make_site(group, invariant_blocks=num_blocks).share(CONFIG.ffn_hidden).blocks
     say_each(group, " ".join(f"{block.start}:{block.stop}" for block in blocks))
 
     say(group, f"\nloss after {STEPS} training steps, as a number and as its 64 bits")

@@ -14,6 +14,7 @@ import numpy as np
 from course import Watched, exercise, nbytes, on_ranks, say
 
 from mpitp.comm import Group
+from mpitp.layers import make_site
 from mpitp.layers.partition import share_heads
 from mpitp.models import Batch, DecoderConfig, config_from_hf, new_model
 
@@ -53,7 +54,7 @@ def formula(config: DecoderConfig, ranks: int, tokens: int) -> dict[tuple[int, .
 def ledger(config: DecoderConfig, group: Group) -> list:
     """Every collective of one forward and backward pass."""
     watched = Watched(group)
-    model = new_model(config, watched, seed=9)
+    model = new_model(config, make_site(watched), seed=9)
     tokens = np.random.default_rng(9).integers(0, config.vocab_size, (BATCH, SEQ + 1))
     batch = Batch.of_rows(tokens[:, :-1], targets=tokens[:, 1:])
     watched.calls.clear()

@@ -17,6 +17,7 @@ from course import exercise, on_ranks, say
 from planted_bugs import COURSE, FAULTS, choices, course_config
 
 from mpitp.comm import Group
+from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, new_model
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.report import table
@@ -31,13 +32,13 @@ def verified(group: Group, number: int) -> Report:
     """What `mpitp verify` says with the bug in place; complete on rank 0."""
     config = course_config(number)
 
-    def make(ranks: Group) -> CausalLM:
-        model = new_model(config, ranks, seed=12, dtype="float64")
-        shake(model, 12)  # norms and biases too get values of their own
+    def make(site: Site) -> CausalLM:
+        shake(model := new_model(config, site, seed=12), 12)  # norms and biases too get values of their own
         return model
 
     batch = random_batch(config, batch=3, seq=7, seed=12)
-    return verify(group, make, batch, Settings(default_tolerance("float64", is_exact=False)))
+    settings = Settings(default_tolerance("float64", is_exact=False))
+    return verify(make_site(group, dtype="float64"), make, batch, settings)
 
 
 def show_count(group: Group, number: int) -> None:
@@ -69,7 +70,7 @@ def show_bug(group: Group, number: int, layer: str = "", letter: str = "") -> No
 
 def show_answer(group: Group, number: int) -> None:
     fault = FAULTS[COURSE[number - 1]]
-    say(group, f"{number:>2}  {', '.join(dict.fromkeys(fault.seen.values()))}")
+    say(group, f"{number:>2}  {', '.join(dict.fromkeys(fault.seen.values()))}{'  (types tell)' * fault.types}")
     say(group, textwrap.fill(fault.mistake, 80, initial_indent=" " * 4, subsequent_indent=" " * 4))
 
 

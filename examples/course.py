@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +13,14 @@ import numpy as np
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm import Group, run_threads, world_group
 from mpitp.comm.environment import launch_claim
-from mpitp.comm.wrapped import Call, WrappedGroup
+from mpitp.comm.observed import Call, GroupObserver, ObservedGroup
 
 
 def on_ranks(program: Callable[[Group], Any], ranks: int = 3) -> None:
     """Run `program(group)` on every rank: MPI's ranks under a launcher, else `ranks` threads of this process."""
     limit_blas_threads(1)
     if launch_claim(os.environ).variable:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends also a rank that waits inside of MPI
         program(world_group())
     else:
         run_threads(ranks, program)
@@ -56,20 +58,24 @@ def exercise(group: Group, text: str) -> None:
     say(group, "\n" + textwrap.fill(f"EXERCISE  {text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False))
 
 
-class Watched(WrappedGroup):
-    """A group that writes down every collective and hands it on."""
+class Watched(ObservedGroup):
+    """A group that writes down every collective in `calls` and hands it on."""
 
     def __init__(self, inner: Group) -> None:
-        super().__init__(inner)
         self.calls: list[Call] = []
+        super().__init__(inner, Notebook(self.calls))
 
-    def _around(self, call: Call, run: Callable[[], Any]) -> Any:
+
+class Notebook(GroupObserver):
+    """Writes down every collective."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+
+    def around_collective(self, call: Call, arrays: Any, group: Group, run: Callable[[], Any]) -> Any:
         if not call.op.startswith("wait"):  # one that overlaps with work is a call to start it and one to wait for it
             self.calls.append(replace(call, op=call.op.removeprefix("start ")))
         return run()
-
-    def _wrap_split(self, inner: Group) -> Group:
-        return Watched(inner)
 
 
 def nbytes(call: Call) -> int:

@@ -14,6 +14,7 @@ from mpitp.comm import make_mesh, world_group
 from mpitp.data.tokenizer import load_tokenizer
 from mpitp.infer.generate import generate
 from mpitp.infer.sampling import Sampling
+from mpitp.layers import make_site
 from mpitp.models import Batch
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -22,7 +23,7 @@ from mpitp.train.step import TrainStep
 def main(directory: str) -> None:
     world = world_group()  # all ranks of this job; one rank when started alone
     mesh = make_mesh(world)  # tp: all of them
-    model = load_model(directory, mesh.tp)  # every rank reads its own slices
+    model = load_model(directory, make_site(mesh))  # every rank reads its own slices
     tokenizer = load_tokenizer(directory)
 
     text = tokenizer.encode("The value of the expression is the value of the name.")
@@ -42,7 +43,7 @@ def main(directory: str) -> None:
     done = generate(model, [prompt], max_new_tokens=40, sampling=Sampling(temperature=0.5, seed=1))
     if world.rank == 0:
         print(f"loss before: {summed_loss / batch.num_targets:.3f}, of five steps: {[round(x, 3) for x in losses]}")
-        print("The value of" + tokenizer.decode(done[0].tokens))
+        print("The value of" + tokenizer.decode_after(prompt, done[0].tokens))
 
 
 if __name__ == "__main__":

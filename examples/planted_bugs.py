@@ -20,7 +20,7 @@ import numpy as np
 import mpitp.layers.attention
 import mpitp.verify.run
 from mpitp.comm.group import Pending
-from mpitp.layers.attention import AttentionDropout, SelfAttention
+from mpitp.layers.attention import AttentionDropout, AttentionHeads, SelfAttention
 from mpitp.layers.embedding import VocabParallelEmbedding
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpitp.layers.loss import VocabParallelCrossEntropy
@@ -40,7 +40,8 @@ Planting = Callable[[], AbstractContextManager[None]]
 class Fault:
     """A mistake. `seen`: for each kind of row in a report ("y" forward, "dx" backward, ...) the first one that differs.
 
-    `ranks`: fewest and most ranks at which it is a mistake at all.
+    `ranks`: fewest and most ranks at which it is a mistake at all. `types`: written as a composition of layers and
+    pairs that say what they do, it is an error when the model is built; otherwise only the numbers show it.
     """
 
     mistake: str
@@ -48,6 +49,7 @@ class Fault:
     seen: dict[str, str]
     models: tuple[str, ...] = ("gpt2", "llama")
     ranks: tuple[int, int] = (2, 99)
+    types: bool = False
 
 
 # How to plant
@@ -68,15 +70,15 @@ def in_model(damage: Callable[[CausalLM], None]) -> Planting:
     """Every finished model on more than one rank is damaged before it is run."""
 
     def planted() -> AbstractContextManager[None]:
-        def wrapped(attach: Callable[[CausalLM], Any]) -> Callable[[CausalLM], Any]:
+        def wrapped(record: Callable[[CausalLM], Any]) -> Callable[[CausalLM], Any]:
             def damaged(model: CausalLM) -> Any:
-                if model.layout.group.size > 1:
+                if model.site.ranks.size > 1:
                     damage(model)
-                return attach(model)
+                return record(model)
 
             return damaged
 
-        return replaced(mpitp.verify.run, "attach", wrapped)
+        return replaced(mpitp.verify.run, "record_layers", wrapped)
 
     return planted
 
@@ -99,16 +101,18 @@ def in_method(owner: type, name: str, group_of: Callable[[Any], Any], wrong: Cal
 
 
 def attention(model: CausalLM, block: int = 1) -> SelfAttention:
-    return model.blocks[block].attention
+    layer: SelfAttention = model[f"blocks.{block}.attention"]
+    return layer
 
 
 def up(model: CausalLM, block: int = 1) -> ColumnParallelLinear:
-    mlp: Any = model.blocks[block].mlp
-    return mlp.up if hasattr(mlp, "up") else mlp.gate_up
+    layer: ColumnParallelLinear = model.blocks[block].mlp.up
+    return layer
 
 
 def down(model: CausalLM, block: int = 1) -> RowParallelLinear:
-    return model.blocks[block].mlp.down
+    layer: RowParallelLinear = model[f"blocks.{block}.mlp.down"]
+    return layer
 
 
 # Forward
@@ -127,7 +131,7 @@ class LocalSum(ReduceFromTP):
 
 
 def forget_all_reduce_forward(model: CausalLM) -> None:
-    down(model).reduce = LocalSum(model.layout.summation)
+    down(model).reduce = LocalSum(model.site.summation())
 
 
 class SumWithBias(ReduceFromTP):
@@ -142,40 +146,40 @@ class SumWithBias(ReduceFromTP):
 def add_bias_on_every_rank(model: CausalLM) -> None:
     layer = attention(model).out
     assert layer.bias is not None
-    pair = SumWithBias(model.layout.summation)
+    pair = SumWithBias(model.site.summation())
     object.__setattr__(pair, "bias", layer.bias.data)
     layer.reduce = pair
 
 
 def cut_fused_qkv_straight_through(model: CausalLM) -> None:
     """The fused matrix [q; k; v] is cut in p slabs as if its rows were all alike; a rank takes its own for q, k, v."""
-    weight, group = attention(model).qkv.weight, model.layout.group
-    pieces = {part.name: weight.spec.view(weight.data, rows) for part, rows in weight.spec.local_parts()}
-    whole = np.concatenate([group.all_gather(pieces[name]) for name in ("q", "k", "v")])
-    first = sum(group.all_gather_objects(len(weight.data))[: group.rank])
-    weight.data[...] = whole[first : first + len(weight.data)]
+    cut_rows_straight_through(attention(model).qkv, model)
 
 
 def cut_gate_and_up_straight_through(model: CausalLM) -> None:
     """The fused matrix [gate; up] is cut in p slabs: the first ranks hold gates only, the last ones only ups."""
-    weight, group = up(model).weight, model.layout.group
-    gate, other = (weight.spec.view(weight.data, rows) for _, rows in weight.spec.local_parts())
-    whole = np.concatenate([group.all_gather(gate), group.all_gather(other)])
+    cut_rows_straight_through(up(model), model)
+
+
+def cut_rows_straight_through(layer: ColumnParallelLinear, model: CausalLM) -> None:
+    weight: Param = layer.children()["weight"]
+    group = model.site.ranks
+    whole = np.concatenate([group.all_gather(weight.data[place]) for _, place in weight.placement.places()])
     first = sum(group.all_gather_objects(len(weight.data))[: group.rank])
     weight.data[...] = whole[first : first + len(weight.data)]
 
 
 def shift_vocabulary(model: CausalLM) -> None:
     """Ranks after the first believe that their rows of the table begin one id later than they do."""
-    layer: Any = model.embedding
-    if model.layout.group.rank:
+    layer: VocabParallelEmbedding = model["embedding"]
+    if model.site.ranks.rank:
         rows = layer.vocab.span
         layer.vocab = Share(layer.vocab.units, (range(rows.start + 1, rows.stop + 1),))
 
 
 def count_target_logits_twice(original: Any, loss: Any, sums: Array, target: Array) -> Any:
     """The target's logit is summed over the ranks by itself, and then once more together with the denominators."""
-    return original(loss, sums, loss.group.all_reduce(target))
+    return original(loss, sums, loss.reduce.summation.group.all_reduce(target))
 
 
 def keep_local_denominators(original: Any, loss: Any, sums: Array, target: Array) -> Any:
@@ -187,9 +191,10 @@ def keep_local_denominators(original: Any, loss: Any, sums: Array, target: Array
 def forget_kv_offset(model: CausalLM) -> None:
     """The map from query heads to KV heads is that of rank 0, whatever rank holds which heads."""
     for block in range(len(model.blocks)):
-        layer = attention(model, block)
+        layer = attention(model, block).heads
         last = len(layer.heads.kv) - 1
-        layer.kv_index = [min(j // layer.heads.group_size, last) for j in range(layer.heads.query.size)]
+        stale = [min(j // layer.heads.group_size, last) for j in range(layer.heads.query.size)]
+        layer.head_map = replace(layer.head_map, kv_index=stale)
 
 
 _here = threading.local()
@@ -208,7 +213,7 @@ def interleaved(rope: Callable[..., Array]) -> Callable[..., Array]:
     return turn
 
 
-def marked(original: Any, layer: SelfAttention, *args: Any) -> Any:
+def marked(original: Any, layer: AttentionHeads, *args: Any) -> Any:
     """The attention of a parallel model, as the replaced RoPE is to know it."""
     _here.is_parallel = True
     try:
@@ -217,13 +222,17 @@ def marked(original: Any, layer: SelfAttention, *args: Any) -> Any:
         _here.is_parallel = False
 
 
+def ranks_of_heads(layer: AttentionHeads) -> Any:
+    return layer.replicas.summation.group
+
+
 @contextmanager
 def interleaved_rope() -> Iterator[None]:
     with (
         replaced(mpitp.layers.attention, "rope_forward", interleaved),
         replaced(mpitp.layers.attention, "rope_backward", interleaved),
-        in_method(SelfAttention, "forward", lambda layer: layer.summation.group, marked)(),
-        in_method(SelfAttention, "backward", lambda layer: layer.summation.group, marked)(),
+        in_method(AttentionHeads, "forward", ranks_of_heads, marked)(),
+        in_method(AttentionHeads, "backward", ranks_of_heads, marked)(),
     ):
         yield
 
@@ -233,22 +242,22 @@ def interleaved_rope() -> Iterator[None]:
 
 def draw_other_residual_masks(model: CausalLM) -> None:
     """The generator's key includes the rank, though the residual stream is equal on all of them."""
-    for dropout in model.blocks[0].dropouts:
-        dropout.name += f" of rank {model.layout.group.rank}"
+    for dropout in (model.blocks[0].dropout1, model.blocks[0].dropout2):
+        dropout.name += f" of rank {model.site.ranks.rank}"
 
 
 def draw_other_embedding_masks(model: CausalLM) -> None:
-    model.embedding_dropout.name += f" of rank {model.layout.group.rank}"
+    model["embedding dropout"].name += f" of rank {model.site.ranks.rank}"
 
 
 def count_heads_from_zero_in_masks(model: CausalLM) -> None:
     """The masks of the attention's heads are drawn by local numbers: every rank's first head gets the same one."""
-    layer = attention(model, 0)
+    layer = attention(model, 0).heads
 
     class LocalHeads(AttentionDropout):
-        def masks(self, seqs: Any, index: int, heads: Any, like: Array) -> Any:
+        def masks(self, run: Any, rows: Any, heads: Any, like: Array) -> Any:
             local = Share(heads.query.size, (range(heads.query.size),))
-            return AttentionDropout.masks(self, seqs, index, replace(heads, query=local), like)
+            return AttentionDropout.masks(self, run, rows, replace(heads, query=local), like)
 
     layer.dropout = LocalHeads(layer.dropout.rate, layer.dropout.name)
 
@@ -264,11 +273,11 @@ class OwnGradient(CopyToTP):
 
 
 def forget_all_reduce_of_dx(model: CausalLM) -> None:
-    attention(model).qkv.copy = OwnGradient(model.layout.summation)
+    attention(model).qkv.copy = OwnGradient(model.site.summation())
 
 
 def forget_all_reduce_of_head_dx(model: CausalLM) -> None:
-    model.head.copy = OwnGradient(model.layout.summation)
+    model["head"].copy = OwnGradient(model.site.summation())
 
 
 class SummedTwice(ReduceFromTP):
@@ -279,11 +288,12 @@ class SummedTwice(ReduceFromTP):
 
 
 def all_reduce_in_both_directions(model: CausalLM) -> None:
-    down(model).reduce = SummedTwice(model.layout.summation)
+    down(model).reduce = SummedTwice(model.site.summation())
 
 
 def forget_sum_over_kv_replicas(model: CausalLM) -> None:
-    attention(model).summation = local_sum  # type: ignore[assignment]
+    heads = attention(model).heads
+    heads.replicas = replace(heads.replicas, summation=local_sum)  # type: ignore[arg-type]
 
 
 def count_replicated_heads_in_dx(model: CausalLM) -> None:
@@ -297,32 +307,36 @@ def count_replicated_heads_in_dx(model: CausalLM) -> None:
 
 def overwrite_tied_gradient(model: CausalLM) -> None:
     """The embedding's gradient takes the place of the head's instead of being added to it."""
-    layer: Any = model.embedding
+    layer: VocabParallelEmbedding = model["embedding"]
 
     class Overwriting(VocabParallelEmbedding):
         def backward(self, dy: Array, ctx: Any) -> None:
             self.weight.grad = None
             VocabParallelEmbedding.backward(self, dy, ctx)
 
-    model.embedding = Overwriting(layer.weight, layer.vocab, layer.group)
+    model.layers["embedding"] = Overwriting(layer.weight, layer.vocab, layer.reduce)
 
 
 def sum_bias_gradient(model: CausalLM) -> None:
     """The gradient of a row-parallel bias is summed over the ranks, each of which has all of it already."""
     layer = down(model)
     assert layer.bias is not None
-    group = model.layout.group
+    group = model.site.ranks
 
     class Summed(Param):
         def accumulate(self, grad: Array) -> None:
             Param.accumulate(self, group.all_reduce(grad))
 
-    layer.bias = Summed(layer.bias.data, layer.bias.spec, decay=False)
+    layer.bias = Summed(layer.bias.data, layer.bias.placement, decay=False)
 
 
 def start_from_other_weights(model: CausalLM) -> None:
     """A replicated parameter was initialised by each rank for itself."""
-    model.final_norm.weight.data[0] += 1e-3 * model.layout.group.rank
+    model["final_norm"].weight.data[0] += 1e-3 * model.site.ranks.rank
+
+
+def ranks_of_loss(loss: VocabParallelCrossEntropy) -> Any:
+    return loss.reduce.summation.group
 
 
 def count_replicas_in_norm(original: Any, norm: GradNorm) -> float:
@@ -344,27 +358,32 @@ FAULTS: dict[str, Fault] = {
         "a row-parallel linear returns its partial sum",
         in_model(forget_all_reduce_forward),
         {"y": "blocks.1.mlp.down"},
+        types=True,
     ),
     "missing all-reduce of dx": Fault(
         "a column-parallel linear returns its part of dx",
         in_model(forget_all_reduce_of_dx),
         {"dx": "blocks.1.attention.qkv"},
+        types=True,
     ),
     "missing all-reduce of dx at the head": Fault(
         "the language-model head returns its part of dx",
         in_model(forget_all_reduce_of_head_dx),
         {"dx": "head"},
+        types=True,
     ),
     "all-reduce in both directions": Fault(
         "a row-parallel linear sums dy as well as y",
         in_model(all_reduce_in_both_directions),
         {"dx": "blocks.1.mlp.down"},
+        types=True,
     ),
     "bias added on every rank": Fault(
         "a row-parallel bias is added before the sum",
         in_model(add_bias_on_every_rank),
         {"y": "blocks.1.attention.out"},
         models=("gpt2",),
+        types=True,
     ),
     "KV gradients not summed": Fault(
         "dk and dv of a KV head that lives on several ranks aren't added up",
@@ -385,12 +404,14 @@ FAULTS: dict[str, Fault] = {
         in_model(cut_fused_qkv_straight_through),
         {"start": "blocks.1.attention.qkv.weight", "y": "blocks.1.attention.qkv"},
         models=("gpt2",),
+        types=True,
     ),
     "fused gate and up cut straight through": Fault(
         "[gate; up] is cut by rows, not each of the two by columns of the MLP",
         in_model(cut_gate_and_up_straight_through),
         {"start": "blocks.1.mlp.gate_up.weight", "y": "blocks.1.mlp.gate_up"},
         models=("llama",),
+        types=True,
     ),
     "vocabulary shard off by one": Fault(
         "a shard's first row is taken for the id after it",
@@ -399,13 +420,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "target logits counted twice": Fault(
         "the target's logit is summed over the ranks two times",
-        in_method(VocabParallelCrossEntropy, "_sum", lambda loss: loss.group, count_target_logits_twice),
+        in_method(VocabParallelCrossEntropy, "_sum", ranks_of_loss, count_target_logits_twice),
         {"y": "loss", "value": "loss"},
+        types=True,
     ),
     "softmax over the local vocabulary": Fault(
         "the softmax's denominators aren't summed over the ranks",
-        in_method(VocabParallelCrossEntropy, "_sum", lambda loss: loss.group, keep_local_denominators),
+        in_method(VocabParallelCrossEntropy, "_sum", ranks_of_loss, keep_local_denominators),
         {"y": "loss", "dx": "loss"},
+        types=True,
     ),
     "norm counts replicas": Fault(
         "the gradient norm counts replicated parameters once a rank",
@@ -414,7 +437,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "clipping by the local norm": Fault(
         "each rank scales its gradients by the norm of its own shards",
-        in_method(TrainStep, "__call__", lambda step: step.model.layout.group, clip_by_own_norm),
+        in_method(TrainStep, "__call__", lambda step: step.model.site.ranks, clip_by_own_norm),
         {"value": "gradient norm of step 1", "update": "embedding.weight"},
     ),
     "other residual masks": Fault(
@@ -456,6 +479,7 @@ FAULTS: dict[str, Fault] = {
         in_model(sum_bias_gradient),
         {"grad": "blocks.1.mlp.down.bias"},
         models=("gpt2",),
+        types=True,
     ),
     "replicas start differently": Fault(
         "a replicated weight isn't the same on all ranks",

@@ -4,6 +4,7 @@ Importing this package starts nothing: no MPI, no GPU, no global setting. The us
 
     from mpitp.checkpoint import load_model
     from mpitp.comm import world_group
+    from mpitp.layers import make_site
 
 and the README's "From Python" section goes on from there.
 """

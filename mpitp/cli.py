@@ -16,26 +16,34 @@ from typing import Any, NoReturn
 
 from mpitp import __version__
 from mpitp.backend.malloc import keep_blocks_in_heap
+from mpitp.backend.thread_room import OWN_THREADS, require_threads, threads_of_libraries
 from mpitp.backend.threads import set_thread_environment
-from mpitp.comm.abort import guarded, install_abort_hook
+from mpitp.comm.abort import install_abort_hook
 from mpitp.comm.environment import MPIEXECS, LaunchClaim, forget_launcher, launch_claim
+from mpitp.error_stream import escape_what_streams_lack
 from mpitp.errors import UsageError
+from mpitp.launch.guard import guarded
 
 VERBS: dict[str, tuple[str, str]] = {
     "data": ("mpitp.data.command", "turn text into token files"),
     "train": ("mpitp.train.command", "train or fine-tune a model as a TOML file says"),
     "generate": ("mpitp.infer.command", "continue prompts with a model"),
-    "convert": ("mpitp.convert.command", "turn a GGUF file into a Hugging Face directory"),
-    "launch": ("mpitp.comm.launch_command", "start any of these on several ranks"),
+    "embed": ("mpitp.infer.embed_command", "turn texts into vectors with an encoder"),
+    "serve": ("mpitp.serve.command", "answer requests over HTTP with a model"),
+    "eval": ("mpitp.evaluate.command", "measure a model: its perplexity on a text"),
+    "classify": ("mpitp.infer.classify_command", "say what images show, with a vision transformer"),
+    "convert": ("mpitp.convert.command", "turn a GGUF file into a Hugging Face directory, or round weights"),
+    "launch": ("mpitp.launch.command", "start any of these on several ranks"),
     "doctor": ("mpitp.doctor.command", "check this machine, its MPI, BLAS and GPUs"),
     "verify": ("mpitp.verify.command", "check a layout against the one-rank model, layer by layer"),
     "step": ("mpitp.step.command", "step through one pass of all ranks, operation by operation"),
     "trace": ("mpitp.trace.command", "show the communication ledger of a traced run"),
+    "plan": ("mpitp.plan.command", "work out beforehand what a run would do: memory, pipeline schedules"),
     "bench": ("mpitp.bench.command", "measure speed against what the hardware gives"),
 }
 
 # These use no ranks: started on several, the first one does the work and the others leave.
-ONE_PROCESS = ("data", "convert")
+ONE_PROCESS = ("data", "convert", "plan")
 
 _HELP = """\
 usage: mpitp VERB ...
@@ -57,6 +65,7 @@ left, 128 + N ended by signal N (137: a rank was killed)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. A failing rank ends the whole job."""
     _hold_standard_descriptors()
+    escape_what_streams_lack()
     return guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -117,7 +126,9 @@ def _can_be_launched(words: list[str], claim: LaunchClaim) -> bool:
 
 def _prepare_rank(claim: LaunchClaim) -> None:
     """What has to be in place before NumPy and MPI are imported."""
-    set_thread_environment(os.environ, claim.local_size or claim.size)
+    threads = set_thread_environment(os.environ, claim.local_size or claim.size)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads or 1))  # of the tokenizers' library, which takes every core
+    require_threads(OWN_THREADS + threads_of_libraries(os.environ), "a rank")
     keep_blocks_in_heap()
     if claim.size > 1:
         install_abort_hook()

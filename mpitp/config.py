@@ -1,4 +1,4 @@
-"""The run file: one TOML file that says what to train, on what, and how; checked whole before anything is computed.
+"""What a run file says: what to train, on what, and how; checked whole before anything is computed.
 
 Each section is a frozen dataclass that checks its own values when it is made, so a configuration built in Python is
 held to the same rules as one read from a file. Every key's meaning stands beside its type; `key_table()` prints them.
@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
 import signal
-import tomllib
+import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mpitp.errors import ConfigError
 
-PATHS_NOTE = "Paths are relative to the current directory (where the command is started), as on any command line."
+PATHS_NOTE = (
+    "Paths are relative to the current directory (where the command is started), as on any command line;\n"
+    "~ and $NAME are expanded, $$ is a dollar sign."
+)
+
+MOST_WHOLE = 2**63 - 1  # as TOML has it
+MOST_NUMBER = sys.float_info.max
+MOST_BATCH = 1 << 24
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,11 @@ POSITIVE = Rule(lambda x: x > 0, "above 0")
 AT_LEAST_1 = Rule(lambda x: x >= 1, "of at least 1")
 AT_LEAST_0 = Rule(lambda x: x >= 0, "of at least 0")
 BELOW_1 = Rule(lambda x: 0 <= x < 1, "from 0 up to, but not including, 1")
+PART = Rule(lambda x: 0 < x < 1, "above 0 and below 1")
 BETAS = Rule(lambda pair: all(0 <= x < 1 for x in pair), "each from 0 up to, but not including, 1")
 SEED = Rule(lambda x: 0 <= x < 2**63, "from 0 to 2^63 - 1")
+ZERO = Rule(lambda x: x in (0, 1, 2, 3), "out of 0, 1, 2, 3")
+COUNTS = Rule(lambda counts: all(count >= 0 for count in counts), "of at least 0 each")
 NOT_EMPTY = Rule(lambda text: bool(text.strip()), "that is not empty")
 
 
@@ -65,6 +74,10 @@ SIGNALS = Rule(
     lambda names: all(f"SIG{name}" in signal.Signals.__members__ and name not in ("KILL", "STOP") for name in names),
     "of signals that can be caught, as USR1",
 )
+RECOMPUTE = Rule(
+    lambda text: re.fullmatch(r"none|attention|full|every:[1-9]\d{0,5}", text) is not None,
+    'out of "none", "attention", "full", or such as "every:2" (every second block)',
+)
 
 
 def one_of(*choices: str) -> Rule:
@@ -72,9 +85,9 @@ def one_of(*choices: str) -> Rule:
     return Rule(lambda x: x in choices, "out of " + ", ".join(f'"{choice}"' for choice in choices))
 
 
-def key(help: str, default: Any = dataclasses.MISSING, rule: Rule | None = None) -> Any:
+def key(help: str, default: Any = dataclasses.MISSING, rule: Rule | None = None, *, is_path: bool = False) -> Any:
     """A dataclass field with its one-line meaning and its rule; without a default the key is required."""
-    return dataclasses.field(default=default, metadata={"help": help, "rule": rule})
+    return dataclasses.field(default=default, metadata={"help": help, "rule": rule, "is_path": is_path})
 
 
 class Section:
@@ -112,10 +125,12 @@ class ModelSection(Section):
     """Which model: exactly one of `from`, `config` or the Hugging Face fields themselves (with `model_type`)."""
 
     section: ClassVar[str] = "model"
-    from_: str | None = key("Hugging Face directory to start from, weights included", None, NOT_EMPTY)
-    config: str | None = key("a config.json (or the directory with it) to train from scratch", None, NOT_EMPTY)
+    from_: str | None = key("Hugging Face directory to start from, weights included", None, NOT_EMPTY, is_path=True)
+    config: str | None = key(
+        "a config.json (or the directory with it) to train from scratch", None, NOT_EMPTY, is_path=True
+    )
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)  # model_type, hidden_size, ...: HF names
-    dtype: str = key("what is computed and kept in memory", "float32", one_of("float32", "float64"))
+    dtype: str = key("what weights and activations are kept in", "float32", one_of(*DTYPES))
     save_dtype: str = key("what the final model is stored in", "float32", one_of("float32", "bfloat16", "float16"))
     dropout: DropoutSection = dataclasses.field(default_factory=DropoutSection)
 
@@ -138,14 +153,37 @@ class ModelSection(Section):
 
 
 @dataclass(frozen=True)
+class TaskSection(Section):
+    """What is learnt."""
+
+    section: ClassVar[str] = "task"
+    kind: str = key(
+        "text: the next token; masked: hidden tokens; classification, image: classes",
+        "text",
+        one_of("text", "masked", "classification", "image"),
+    )
+    mask_rate: float = key("masked: how many of the tokens are to be told", 0.15, PART)
+
+
+@dataclass(frozen=True)
 class DataSection(Section):
-    """What is read. The prepared data carries its tokenizer."""
+    """What is read. Prepared data carries its tokenizer; labelled texts take the model's."""
 
     section: ClassVar[str] = "data"
-    train: str = key("directory made by `mpitp data prepare`", rule=NOT_EMPTY)
+    train: str = key(
+        "directory made by `mpitp data prepare`; labelled texts, images: the file or folder",
+        rule=NOT_EMPTY,
+        is_path=True,
+    )
     seq_len: int = key("tokens a sequence", rule=AT_LEAST_1)
-    valid: str | None = key("directory with held-out text, made by `mpitp data prepare`", None, NOT_EMPTY)
+    valid: str | None = key("directory with held-out text, made by `mpitp data prepare`", None, NOT_EMPTY, is_path=True)
     valid_sequences: int = key("how many held-out sequences are measured (0: all)", 64, AT_LEAST_0)
+    tokenizer: str | None = key(
+        "labelled texts, for a model from scratch: a directory with tokenizer.json, or bytes",
+        None,
+        NOT_EMPTY,
+        is_path=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -155,8 +193,29 @@ class MeshSection(Section):
     section: ClassVar[str] = "mesh"
     tp: int = key("tensor-parallel ranks (0: all that the other axes leave)", 0, AT_LEAST_0)
     pp: int = key("pipeline stages", 1, AT_LEAST_1)
+    schedule: str = key("in which order stages compute", "1f1b", one_of("gpipe", "1f1b", "interleaved", "zb"))
+    chunks: int = key("parts of the model a stage has (0: 2 if interleaved, else 1)", 0, AT_LEAST_0)
+    stages: tuple[int, ...] = key("blocks of each part, in order (empty: dealt by cost)", (), COUNTS)
     dp: int = key("data-parallel replicas", 1, AT_LEAST_1)
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
+    cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
+    sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
+
+    @property
+    def num_chunks(self) -> int:
+        """Parts of the model that a stage has; never 0."""
+        return self.chunks or (2 if self.schedule == "interleaved" and self.pp > 1 else 1)
+
+    def check(self) -> None:
+        is_interleaved = self.schedule == "interleaved"
+        if self.chunks and self.pp > 1 and is_interleaved != (self.chunks > 1):
+            raise ConfigError(
+                f'mesh.chunks = {self.chunks} with mesh.schedule = "{self.schedule}": a stage has several parts of the '
+                'model when it is "interleaved", and one otherwise; leave mesh.chunks out, or change the schedule'
+            )
+        if self.pp == 1 and (self.chunks > 1 or len(self.stages) > 1):
+            what = f"mesh.stages = {list(self.stages)}" if len(self.stages) > 1 else f"mesh.chunks = {self.chunks}"
+            raise ConfigError(f"{what} cuts the model into parts, but mesh.pp = 1; set mesh.pp, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -165,13 +224,14 @@ class TrainSection(Section):
 
     section: ClassVar[str] = "train"
     steps: int = key("optimizer steps", rule=AT_LEAST_1)
-    run_dir: str = key("where metrics.jsonl and model/ are written", rule=NOT_EMPTY)
+    run_dir: str = key("where metrics.jsonl and model/ are written", rule=NOT_EMPTY, is_path=True)
     micro_batch_size: int = key("sequences in one forward pass", 1, AT_LEAST_1)
     global_batch_size: int = key("sequences a step (0: micro_batch_size * mesh.dp)", 0, AT_LEAST_0)
     seed: int = key("decides initial weights, data order and dropout, in every layout alike", 1, SEED)
     device: str = key("where arrays live", "cpu", one_of("cpu", "gpu"))
     eval_every: int = key("steps between held-out losses (0: at the end only)", 0, AT_LEAST_0)
     log_every: int = key("steps between lines of metrics.jsonl", 1, AT_LEAST_1)
+    recompute: str = key("what backward computes again: none, attention, full, every:2", "none", RECOMPUTE)
     invariant: bool = key("the same bits for every tensor-parallel size", False)
     invariant_blocks: int = key("blocks a summed dimension is cut into when invariant (0: chosen)", 0, AT_LEAST_0)
     overwrite: bool = key("replace what an earlier run left in run_dir", False)
@@ -206,6 +266,8 @@ class OptimSection(Section):
     warmup_steps: int = key("steps of linear rise to lr", 0, AT_LEAST_0)
     schedule: str = key("after the warmup", "cosine", one_of("cosine", "constant"))
     min_lr: float = key("where the cosine ends", 0.0, AT_LEAST_0)
+    zero: int = key("what dp ranks deal: 1 optimizer state, 2 gradients too, 3 weights too", 0, ZERO)
+    bucket_mib: float = key("MiB of gradients that are summed at once", 4.0, POSITIVE)
 
     def check(self) -> None:
         if self.min_lr > self.lr:
@@ -234,18 +296,58 @@ class RunConfig:
     mesh: MeshSection = dataclasses.field(default_factory=MeshSection)
     optim: OptimSection = dataclasses.field(default_factory=OptimSection)
     checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)
+    task: TaskSection = dataclasses.field(default_factory=TaskSection)
 
     def __post_init__(self) -> None:
-        together = self.train.micro_batch_size * self.mesh.dp
-        if self.train.global_batch_size % together:
+        if self.mesh.cp > 1:
+            self._check_context()
+        if self.mesh.sequence_parallel and self.train.invariant:
             raise ConfigError(
-                f"train.global_batch_size={self.train.global_batch_size} must be a multiple of "
-                f"train.micro_batch_size * mesh.dp = {together}"
+                "mesh.sequence_parallel and train.invariant can't both be true: where tokens are cut depends on the "
+                "number of ranks, and with it the order in which the gradients of norms and biases are summed"
             )
+        if self.global_batch_size > MOST_BATCH:
+            raise ConfigError(
+                f"train.global_batch_size={self.global_batch_size} sequences a step: expected at most {MOST_BATCH}"
+            )
+        if self.train.steps * self.global_batch_size > MOST_WHOLE:
+            raise ConfigError(
+                f"train.steps={self.train.steps} of {self.global_batch_size} sequences each: expected below 2^63 in all"
+            )
+        self._check_zero()
         if self.train.eval_every and not self.data.valid:
             raise ConfigError(
                 f"train.eval_every={self.train.eval_every} needs held-out text: set data.valid "
                 "(`mpitp data prepare --valid-fraction 0.05` makes it), or leave eval_every out"
+            )
+
+    def _check_zero(self) -> None:
+        """ZeRO deals to replicas, and an invariant sum is made of whole gradients."""
+        zero = self.optim.zero
+        if zero and self.mesh.dp * self.mesh.cp == 1:
+            raise ConfigError(
+                f"optim.zero={zero} deals the optimizer's state to data-parallel ranks, but mesh.dp=1: there is one "
+                "copy of it anyway; set mesh.dp to the number of replicas (2 or more; mesh.cp counts too), or "
+                "optim.zero=0"
+            )
+        if zero > 1 and self.train.invariant:
+            raise ConfigError(
+                f"optim.zero={zero} adds gradients rows by rows as they come, in another order at another mesh.dp; "
+                "train.invariant=true needs the order of the microbatches: set optim.zero=1 or 0"
+            )
+
+    def _check_context(self) -> None:
+        """What `mesh.cp` needs."""
+        cp, length = self.mesh.cp, self.data.seq_len
+        if self.train.invariant:
+            raise ConfigError(
+                f"mesh.cp={cp} and train.invariant can't go together: where sequences are cut decides in which pieces "
+                "gradients are added up; set mesh.cp = 1 and give the ranks to mesh.dp or mesh.tp"
+            )
+        if length < 2 * cp:
+            raise ConfigError(
+                f"mesh.cp={cp} cuts each sequence into 2 * {cp} = {2 * cp} pieces, but data.seq_len={length} has only "
+                f"{length} tokens; use mesh.cp = {max(1, length // 2)} or fewer, or longer sequences"
             )
 
     @property
@@ -256,28 +358,13 @@ class RunConfig:
 
 SECTIONS: dict[str, type[Section]] = {
     "model": ModelSection,
+    "task": TaskSection,
     "data": DataSection,
     "mesh": MeshSection,
     "train": TrainSection,
     "optim": OptimSection,
     "checkpoint": CheckpointSection,
 }
-
-
-def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file and apply overrides such as "train.steps=100"; every mistake is one ConfigError."""
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"can't read the run file {path}: {error.strerror or error}") from error
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    for override in overrides:
-        _apply_override(tables, override)
-    try:
-        return run_config_from(tables)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def run_config_from(tables: Mapping[str, Any]) -> RunConfig:
@@ -287,6 +374,8 @@ def run_config_from(tables: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown section [{name}]{_nearest(name, SECTIONS)}; {_list('sections', SECTIONS)}")
         if not isinstance(table, Mapping):
             raise ConfigError(f"{name} must be a section, written [{name}], but is {_show(table)}")
+    if tables.get("task", {}).get("kind") == "image" and "data" in tables:  # images have as many tokens as patches
+        tables = {**tables, "data": {"seq_len": 1, **tables["data"]}}
     sections = {name: _make_section(cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
     return RunConfig(**sections)  # type: ignore[arg-type]
 
@@ -338,38 +427,6 @@ def _model_extras(values: dict[str, Any], known: Mapping[str, Any]) -> dict[str,
     return extras
 
 
-def _apply_override(tables: dict[str, Any], override: str) -> None:
-    """Set one dotted key; the value is read as TOML, and as a bare string where it isn't TOML."""
-    name, equals, text = override.partition("=")
-    parts = [part.strip() for part in name.split(".")]
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f'--set {override}: expected SECTION.KEY=VALUE, such as "train.steps=100"')
-    table = tables
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {part} is a value, not a section")
-    table[parts[-1]] = _override_value(parts, text.strip())
-
-
-def _override_value(parts: Sequence[str], text: str) -> Any:
-    if _is_text_key(parts) and text[:1] not in ("'", '"'):
-        return text  # a directory named 1 is still a directory
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if set(parsed) == {"value"} else text
-
-
-def _is_text_key(parts: Sequence[str]) -> bool:
-    cls = SECTIONS.get(parts[0])
-    if cls is None or len(parts) != 2:
-        return False
-    hints = typing.get_type_hints(cls)
-    return any(_key_name(field) == parts[1] and hints[field.name] in (str, str | None) for field in _own_fields(cls))
-
-
 def _checked(label: str, value: Any, wanted: Any, field: dataclasses.Field[Any]) -> Any:
     """The value in its field's type, or a ConfigError that says what was expected and what came."""
     rule: Rule | None = field.metadata["rule"]
@@ -390,6 +447,9 @@ def _convert(value: Any, kind: Any) -> Any:
     if kind == tuple[str, ...]:
         are_words = isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
         return tuple(value) if are_words else None
+    if kind == tuple[int, ...]:
+        counts = [_convert(x, int) for x in value] if isinstance(value, list | tuple) else [None]
+        return None if None in counts else tuple(counts)
     if typing.get_origin(kind) is tuple:
         length = len(typing.get_args(kind))
         numbers = [_convert(x, float) for x in value] if isinstance(value, list | tuple) else []
@@ -397,13 +457,17 @@ def _convert(value: Any, kind: Any) -> Any:
     if isinstance(value, bool) and kind is not bool:
         return None
     if kind is float:
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        return float(value) if isinstance(value, int | float) and abs(value) <= MOST_NUMBER else None
+    if kind is int and isinstance(value, int) and not -MOST_WHOLE <= value <= MOST_WHOLE:
+        return None
     return value if isinstance(value, kind) else None
 
 
 def _type_words(kind: Any) -> str:
     if kind == tuple[str, ...]:
         return "a list of words"
+    if kind == tuple[int, ...]:
+        return "a list of whole numbers"
     if typing.get_origin(kind) is tuple:
         return f"a list of {len(typing.get_args(kind))} numbers"
     words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
@@ -411,16 +475,27 @@ def _type_words(kind: Any) -> str:
 
 
 def _type_hint(value: Any, kind: Any) -> str:
-    if kind is int and isinstance(value, float) and value.is_integer():
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MOST_WHOLE:
         return f", written {int(value)}"
+    if kind is int and isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST_WHOLE:
+        return ", below 2^63"
     return ""
 
 
 def _show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    try:
+        text = f'"{value}"' if isinstance(value, str) else repr(value)
+    except ValueError:  # Python writes no whole number of more than some thousand digits
+        return "a whole number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def keys_of(cls: type[Section], wanted: Callable[[dataclasses.Field[Any], Any], bool]) -> list[str]:
+    """The keys of a section whose field and type `wanted` accepts."""
+    hints = typing.get_type_hints(cls)
+    return [_key_name(field) for field in _own_fields(cls) if wanted(field, hints[field.name])]
 
 
 def _own_fields(cls: type[Section]) -> list[dataclasses.Field[Any]]:

@@ -4,6 +4,8 @@ Every error a user can cause is one of these. Its message says the rule, what wa
 about it; the command line prints it once, without a traceback, and ends the job with `exit_code`.
 """
 
+from __future__ import annotations
+
 
 class MpitpError(Exception):
     """Base of all errors that are shown to the user as one message."""
@@ -21,6 +23,23 @@ class ConfigError(MpitpError, ValueError):
     """A configuration or a shape is wrong (exit code 3)."""
 
     exit_code = 3
+
+
+class PlacementError(ConfigError):
+    """A layer is given, along an axis of the mesh, another type of array than it can take (exit code 3)."""
+
+    def __init__(self, problem: str, made_by: str = "", cure: str = "", place: str = "") -> None:
+        super().__init__(problem, made_by, cure, place)
+        self.problem, self.made_by, self.cure, self.place = problem, made_by, cure, place
+
+    def at(self, place: str) -> PlacementError:
+        """The same error, told of the layer `place`, unless an inner layer is named already."""
+        return PlacementError(self.problem, self.made_by, self.cure, self.place or place)
+
+    def __str__(self) -> str:
+        start = f"{self.place}: " if self.place else ""
+        source = f" (made by {self.made_by})" if self.made_by else ""
+        return f"{start}{self.problem}{source}{f'; {self.cure}' if self.cure else ''}"
 
 
 class FileError(MpitpError, ValueError):

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from mpitp.checkpoint.safetensors_file import SafetensorsWriter, create_file, plan_file
+from mpitp.checkpoint.safetensors_file import SafetensorsWriter, create_file
+from mpitp.checkpoint.safetensors_header import plan_file
 from mpitp.convert.gguf_model import halves_from_pairs
 from mpitp.data.tokenizer import Tokenizer, save_tokenizer
 from mpitp.files import publishing, write_json

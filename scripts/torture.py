@@ -1,7 +1,8 @@
 """Kill, stop, starve and damage training runs, and see that none loses anything: see scripts/torture.
 
-A run in invariant mode has the same losses, to the last digit, on any number of ranks; so each round resumes on another
-one, and every line of the loss log is compared with that of a run that was never disturbed.
+A run in invariant mode has the same losses, to the last digit, in any layout of ranks along tp, dp (with ZeRO-1) and
+pp; so each round resumes in another one, and every line of the loss log is compared with that of a run that was never
+disturbed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ valid_sequences = 4
 [train]
 steps = {steps}
 global_batch_size = 4
-micro_batch_size = 2
+micro_batch_size = 1
 eval_every = 10
 invariant = true
 run_dir = "{run}"
@@ -57,6 +58,19 @@ lr = 3e-3
 every = 1
 keep = 2
 """
+
+
+LAYOUTS: tuple[tuple[int, dict[str, int]], ...] = (
+    (1, {}),
+    (2, {"mesh.tp": 2}),
+    (2, {"mesh.dp": 2}),
+    (2, {"mesh.dp": 2, "optim.zero": 1}),
+    (2, {"mesh.pp": 2}),
+    (3, {"mesh.tp": 3}),
+    (3, {"mesh.dp": 3, "optim.zero": 1}),
+    (4, {"mesh.dp": 2, "mesh.tp": 2, "optim.zero": 1}),
+    (4, {"mesh.dp": 2, "mesh.pp": 2}),
+)
 
 
 class Lost(Exception):
@@ -97,7 +111,7 @@ class Job:
         family = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= more
-        found = sorted(pid for pid in family if words.get(pid, [])[1:4] == [b"-m", b"mpitp", b"train"])
+        found = sorted(pid for pid in family if words.get(pid, [])[1:5] == [b"-P", b"-m", b"mpitp", b"train"])
         self.seen.update(found)
         return found
 
@@ -171,11 +185,12 @@ class Torture:
         return Job(process, self.folder, run_dir.name)
 
     def round(self) -> None:
-        """Resume on some number of ranks, kill one of them at some moment, and look at what is left."""
+        """Resume in some layout, kill one of its ranks at some moment, and look at what is left."""
         run = self.folder / "run"
         newest = newest_checkpoint(run)
-        ranks = self.dice.choice([1, 2, 2, 3])
+        ranks, layout = self.dice.choice(LAYOUTS)
         words = ["--resume", "auto", "--set", f"checkpoint.background={str(self.dice.random() < 0.4).lower()}"]
+        words += [word for key, value in layout.items() for word in ("--set", f"{key}={value}")]
         job = self.start("run", ranks, *words)
         moment = self.dice.choice(["start", "step", "step", "save", "save", "save"])
         killed = self._kill_at(moment, job, run)
@@ -191,9 +206,8 @@ class Torture:
         elif not killed:
             raise Lost(f"the run ended by itself with code {code}:\n{said}")
         self._check_log(run)
-        print(
-            f"round {self.rounds + 1}: {ranks} ranks, {moment}, steps {newest} to {newest_checkpoint(run)}", flush=True
-        )
+        told = " ".join(f"{key}={value}" for key, value in layout.items()) or "one rank"
+        print(f"round {self.rounds + 1}: {told}, {moment}, steps {newest} to {newest_checkpoint(run)}", flush=True)
 
     def _kill_at(self, moment: str, job: Job, run: Path) -> bool:
         """Kill a random rank; False when the run had ended before."""

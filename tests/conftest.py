@@ -17,7 +17,17 @@ import pytest
 from mpitp.backend.accelerator import use_accelerator
 from tests import strict_cupy
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be by all that tests start
+
+def handle_signals_as_in_the_foreground() -> None:
+    """What is ignored or blocked here would be so in all that tests start: HUP under nohup, INT in `scripts/test &`."""
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_int = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+handle_signals_as_in_the_foreground()
 
 
 @pytest.fixture

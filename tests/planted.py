@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import mpitp.layers.layout
+import mpitp.layers.site
 from mpitp.comm import MpiGroup, Pending, ThreadGroup
 from mpitp.comm.reductions import sum_in_order
 from mpitp.layers.partition import HeadShare, Share, share_heads
@@ -44,7 +44,7 @@ def _other_heads(patch: pytest.MonkeyPatch, change: Callable[[HeadShare, int, in
     def wrong(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
         return change(share_heads(heads, kv_heads, rank, ranks, num_blocks), rank, ranks)
 
-    patch.setattr(mpitp.layers.layout, "share_heads", wrong)
+    patch.setattr(mpitp.layers.site, "share_heads", wrong)
 
 
 def _with_query(own: HeadShare, start: int, stop: int) -> HeadShare:

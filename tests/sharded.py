@@ -1,4 +1,4 @@
-"""Global tensors and the ranks' parts of them, by `ShardSpec` alone: what every comparison of layouts stands on."""
+"""Global tensors and the ranks' parts of them, by `Placement` alone: what every comparison of layouts stands on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import from_host, to_host
+from mpitp.backend.arrays import to_host
 from mpitp.backend.device import Device
 from mpitp.comm import Group
-from mpitp.layers.param import Param, ShardSpec
+from mpitp.layers.param import Param
+from mpitp.layers.placement import Placement, index_of
 from tests import strict_cupy
 
 Named = Iterable[tuple[str, Param]]
@@ -23,14 +24,8 @@ class StrictDevice(Device):
     name = "strict"
     xp = strict_cupy
 
-    def asarray(self, host: np.ndarray) -> Any:
-        return from_host(host, strict_cupy)
-
-    def synchronize(self) -> None:
-        pass
-
-    def description(self) -> str:
-        return "a stand-in for CuPy"
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return strict_cupy.zeros(shape, dtype)
 
 
 def random_array(name: str, shape: tuple[int, ...], std: float = 1.0) -> np.ndarray:
@@ -41,62 +36,55 @@ def random_array(name: str, shape: tuple[int, ...], std: float = 1.0) -> np.ndar
 def fill(named_params: Named, std: float = 0.3) -> None:
     """Give every parameter its share of one random global tensor, around the constant it would start from."""
     for name, param in named_params:
-        for part, rows in param.spec.local_parts():
-            whole = random_array(f"{name}/{part.name}", param.spec.global_shape(part), std) + param.init_value
-            local = param.spec.view(whole, slice(part.held.start, part.held.stop))
-            local = np.ascontiguousarray(local, dtype=param.data.dtype)
-            param.spec.view(param.data, rows)[...] = _as_module_of(param.data, local)
+        for part, place in param.placement.places():
+            whole = random_array(f"{name}/{part.name}", part.shape, std) + param.init_value
+            local = np.ascontiguousarray(whole[part.index], dtype=param.data.dtype)
+            param.data[place] = _as_module_of(param.data, local)
 
 
 def _as_module_of(array: Any, host: np.ndarray) -> Any:
     return host if isinstance(array, np.ndarray) else strict_cupy.asarray(host)
 
 
-def assemble(group: Group, arrays: Iterable[tuple[str, ShardSpec, Any]]) -> dict[str, np.ndarray]:
+def assemble(group: Group, arrays: Iterable[tuple[str, Placement, Any]]) -> dict[str, np.ndarray]:
     """Every global tensor ("name/part") on every rank.
 
     Fails unless each element is owned exactly once and every replica has the bits of the owner.
     """
-    mine = [piece for name, spec, array in arrays for piece in _pieces(name, spec, to_host(array))]
+    mine = [piece for name, placement, array in arrays for piece in _pieces(name, placement, to_host(array))]
     everyones = [piece for pieces in group.all_gather_objects(mine) for piece in pieces]
     whole: dict[str, np.ndarray] = {}
     owners: dict[str, np.ndarray] = {}
-    for key, shape, dim, held, owned, values in everyones:
-        counts = owners.setdefault(key, np.zeros(shape[dim], int))
-        counts[owned.start : owned.stop] += 1
-        target = whole.setdefault(key, np.full(shape, np.nan, values.dtype))
-        own = slice(owned.start - held.start, owned.stop - held.start)
-        _rows(target, dim, slice(owned.start, owned.stop))[...] = _rows(values, dim, own)
+    for key, part, is_owner, values in everyones:
+        counts = owners.setdefault(key, np.zeros(part.shape, int))
+        target = whole.setdefault(key, np.full(part.shape, np.nan, values.dtype))
+        if is_owner:
+            counts[index_of(part.owned)] += 1
+            target[index_of(part.owned)] = values[part.within(part.owned)]
     for key, counts in owners.items():
-        assert (counts == 1).all(), f"{key}: owners of each row, which must be 1: {counts}"
-    for key, _, dim, held, _, values in everyones:
-        expected = _rows(whole[key], dim, slice(held.start, held.stop))
-        np.testing.assert_array_equal(values, expected, f"{key}: a replica differs from its owner")
+        assert (counts == 1).all(), f"{key}: owners of each element, which must be 1: {counts}"
+    for key, part, _, values in everyones:
+        np.testing.assert_array_equal(values, whole[key][part.index], f"{key}: a replica differs from its owner")
     return whole
 
 
-def _pieces(name: str, spec: ShardSpec, array: np.ndarray) -> Iterable[tuple[Any, ...]]:
-    for part, rows in spec.local_parts():
-        key = f"{name}/{part.name}"
-        yield key, spec.global_shape(part), spec.dim, part.held, part.owned, spec.view(array, rows).copy()
-
-
-def _rows(array: np.ndarray, dim: int, rows: slice) -> np.ndarray:
-    return array[(slice(None),) * dim + (rows,)]
+def _pieces(name: str, placement: Placement, array: np.ndarray) -> Iterable[tuple[Any, ...]]:
+    for part, place in placement.places():
+        yield f"{name}/{part.name}", part, placement.is_owner, array[place].copy()
 
 
 def weights(group: Group, named_params: Named) -> dict[str, np.ndarray]:
     """All global weights, copied."""
-    return assemble(group, [(name, param.spec, param.data) for name, param in named_params])
+    return assemble(group, [(name, param.placement, param.data) for name, param in named_params])
 
 
 def gradients(group: Group, named_params: Named) -> dict[str, np.ndarray]:
-    """All global gradients, copied; every parameter must have one, of its own shape and dtype."""
+    """All global gradients, copied; every parameter must have one, of its own shape and (wide) dtype."""
     named_params = list(named_params)
     for name, param in named_params:
         assert param.grad is not None, f"{name} got no gradient"
-        assert (param.grad.shape, param.grad.dtype) == (param.data.shape, param.data.dtype), name
-    return assemble(group, [(name, param.spec, param.grad) for name, param in named_params])
+        assert (param.grad.shape, param.grad.dtype) == (param.data.shape, param.grad_dtype), name
+    return assemble(group, [(name, param.placement, param.grad) for name, param in named_params])
 
 
 def largest_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:

@@ -8,14 +8,19 @@ functions on device arrays, writing through an index array with repeats, `matmul
 with NaN, so that reading it before writing shows.
 
 `asnumpy` and `asarray` are the only ways between host and device; `transfers` counts them.
+
+Every function and method here takes arguments in the places and by the names that CuPy gives them, or fewer:
+tests/backend/test_cupy_names.py compares them with CuPy's own where that is installed.
 """
 
 from __future__ import annotations
 
 import builtins
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,7 +128,7 @@ class ndarray:
         self._values[key] = _unwrap(value)
 
     # methods that are functions of the module as well
-    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> ndarray:
+    def astype(self, dtype: Any, order: str = "K", *, copy: bool = True) -> ndarray:
         return ndarray(self._values.astype(dtype, order=order, copy=copy))
 
     def copy(self, order: str = "C") -> ndarray:
@@ -147,8 +152,8 @@ class ndarray:
     def transpose(self, *axes: Any) -> ndarray:
         return ndarray(self._values.transpose(*axes))
 
-    def swapaxes(self, a: int, b: int) -> ndarray:
-        return ndarray(self._values.swapaxes(a, b))
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
+        return ndarray(self._values.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: Any = None) -> ndarray:
         return ndarray(self._values.squeeze(axis))
@@ -194,6 +199,18 @@ def _refuse_repeats(key: tuple[Any, ...]) -> None:
             raise ValueError("an index array with repeats: which write comes last is undefined")
 
 
+def _declared(parameters: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with the parameters that CuPy has: any other is a TypeError."""
+    signature = inspect.signature(eval(f"lambda {parameters}: None", {"float64": float64}))
+
+    def call(*args: Any, **options: Any) -> Any:
+        signature.bind(*args, **options)
+        return function(*args, **options)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
 def _elementwise(function: np.ufunc, *inputs: Any, out: ndarray | None = None, dtype: Any = None) -> ndarray:
     values = [_unwrap(x) for x in inputs]
     options = {} if dtype is None else {"dtype": dtype}
@@ -207,16 +224,18 @@ def _elementwise(function: np.ufunc, *inputs: Any, out: ndarray | None = None, d
 
 def _operators() -> None:
     """Arithmetic, comparison and in-place operators of the array class."""
-    names = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift lt le eq ne gt ge".split()
+    names = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul lt le eq ne gt ge".split()
     ufuncs = (
-        "add subtract multiply true_divide floor_divide remainder power matmul bitwise_and bitwise_or bitwise_xor "
-        "left_shift right_shift less less_equal equal not_equal greater greater_equal"
+        "add subtract multiply true_divide floor_divide remainder power bitwise_and bitwise_or bitwise_xor left_shift "
+        "right_shift matmul less less_equal equal not_equal greater greater_equal"
     ).split()
     for name, ufunc_name in zip(names, ufuncs, strict=True):
         ufunc = getattr(np, ufunc_name)
         setattr(ndarray, f"__{name}__", lambda self, other, f=ufunc: _elementwise(f, self, other))
-        setattr(ndarray, f"__r{name}__", lambda self, other, f=ufunc: _elementwise(f, other, self))
-        setattr(ndarray, f"__i{name}__", lambda self, other, f=ufunc: _elementwise(f, self, other, out=self))
+        if names.index(name) <= names.index("matmul"):
+            setattr(ndarray, f"__r{name}__", lambda self, other, f=ufunc: _elementwise(f, other, self))
+        if names.index(name) < names.index("matmul"):
+            setattr(ndarray, f"__i{name}__", lambda self, other, f=ufunc: _elementwise(f, self, other, out=self))
     for name in ("neg", "pos", "abs", "invert"):
         function = getattr(operator, name)
         setattr(ndarray, f"__{name}__", lambda self, f=function: _wrap(f(self._values)))
@@ -233,17 +252,30 @@ def _ufuncs() -> None:
         "less_equal greater greater_equal logical_and logical_or "
         "bitwise_and bitwise_or bitwise_xor left_shift right_shift"
     )
-    for name in f"{unary} {binary} logical_not".split():
-        ufunc = getattr(np, name)
-        globals()[name] = lambda *inputs, f=ufunc, **options: _elementwise(f, *inputs, **options)
+    for inputs, names in (("x, /", f"{unary} logical_not"), ("x1, x2, /", binary)):
+        for name in names.split():
+            function = partial(_elementwise, getattr(np, name))
+            globals()[name] = _declared(f"{inputs}, *, out=None, dtype=None", function)
+
+
+# Reductions and their parameters behind the array, of the function and of the method.
+_PLAIN, _TYPED = "axis=None, out=None, keepdims=False", "axis=None, dtype=None, out=None, keepdims=False"
+_REDUCTIONS = {
+    **dict.fromkeys(("sum", "mean", "prod"), (_TYPED, _TYPED)),
+    **dict.fromkeys(("any", "all", "max", "min"), (_PLAIN, _PLAIN)),
+    **dict.fromkeys(("argmax", "argmin"), (_TYPED, "axis=None, out=None, dtype=None, keepdims=False")),
+    "cumsum": ("axis=None, dtype=None, out=None", "axis=None, dtype=None, out=None"),
+}
 
 
 def _reductions() -> None:
     """Reductions, as functions and as methods; the result stays on the device, 0-dimensional if need be."""
-    for name in ("sum", "mean", "prod", "any", "all", "cumsum"):
-        _reduction(name, getattr(np, name))
-    for name in ("max", "min", "argmax", "argmin"):
-        _reduction(name, _refuse_empty(getattr(np, name)))
+    for name, (of_function, of_method) in _REDUCTIONS.items():
+        function = getattr(np, name)
+        if name in ("max", "min", "argmax", "argmin"):
+            function = _refuse_empty(function)
+        globals()[name] = _declared(f"a, {of_function}", _reduction(function, of_function))
+        setattr(ndarray, name, _declared(f"self, {of_method}", _reduction(function, of_method)))
 
 
 def _refuse_empty(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,16 +287,18 @@ def _refuse_empty(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _reduction(name: str, function: Callable[..., Any]) -> None:
-    def reduce(
-        a: ndarray, axis: Any = None, dtype: Any = None, out: ndarray | None = None, keepdims: bool | None = None
-    ) -> ndarray:
-        options = {"dtype": dtype, "keepdims": keepdims, "out": None if out is None else out._values}
-        result = function(_values(a), axis=axis, **{k: v for k, v in options.items() if v is not None})
+def _reduction(function: Callable[..., Any], parameters: str) -> Callable[..., Any]:
+    names = [parameter.partition("=")[0] for parameter in parameters.split(", ")]
+
+    def reduce(a: ndarray, *args: Any, **options: Any) -> ndarray:
+        options |= dict(zip(names, args, strict=False))
+        if options.get("dtype", ...) is None:
+            del options["dtype"]
+        out = options.pop("out", None)
+        result = function(_values(a), **options, **({} if out is None else {"out": out._values}))
         return _wrap(result) if out is None else out
 
-    globals()[name] = reduce
-    setattr(ndarray, name, reduce)
+    return reduce
 
 
 def _values(a: Any) -> np.ndarray:
@@ -273,23 +307,50 @@ def _values(a: Any) -> np.ndarray:
     return a._values
 
 
+_RESHUFFLES = {
+    "reshape": "a, newshape, order='C'",
+    "transpose": "a, axes=None",
+    "swapaxes": "a, axis1, axis2",
+    "moveaxis": "a, source, destination",
+    "expand_dims": "a, axis",
+    "squeeze": "a, axis=None",
+    "broadcast_to": "array, shape",
+    "ravel": "a, order='C'",
+    "triu": "m, k=0",
+    "tril": "m, k=0",
+    "sort": "a, axis=-1",
+    "argsort": "a, axis=-1",
+    "argpartition": "a, kth, axis=-1",
+    "partition": "a, kth, axis=-1",
+    "repeat": "a, repeats, axis=None",
+    "tile": "A, reps",
+    "flip": "a, axis=None",
+    "roll": "a, shift, axis=None",
+    "clip": "a, a_min, a_max",
+    "diff": "a, n=1, axis=-1",
+}
+
+
 def _reshuffles() -> None:
     """Functions of one array (then plain options) that return an array."""
-    names = (
-        "reshape transpose swapaxes moveaxis expand_dims squeeze broadcast_to ravel triu tril sort argsort "
-        "argpartition partition repeat tile flip roll clip diff"
-    )
-    for name in names.split():
+    for name, parameters in _RESHUFFLES.items():
         function = getattr(np, name)
-        globals()[name] = lambda a, *args, f=function, **options: _wrap(f(_values(a), *args, **options))
+        globals()[name] = _declared(
+            parameters, lambda a, *args, f=function, **options: _wrap(f(_values(a), *args, **options))
+        )
 
 
 def _fills() -> None:
     """Functions that make an array of a shape."""
     for name in ("zeros", "ones"):
         function = getattr(np, name)
-        globals()[name] = lambda shape, dtype=np.float64, order="C", f=function: ndarray(f(shape, dtype, order))
-        globals()[f"{name}_like"] = lambda a, dtype=None, f=function: ndarray(f(a.shape, dtype or a.dtype))
+        globals()[name] = _declared(
+            "shape, dtype=float64, order='C'",
+            lambda shape, dtype=np.float64, order="C", f=function: ndarray(f(shape, dtype, order)),
+        )
+        globals()[f"{name}_like"] = _declared(
+            "a, dtype=None", lambda a, dtype=None, f=function: ndarray(f(a.shape, dtype or a.dtype))
+        )
 
 
 def empty(shape: Any, dtype: Any = np.float64, order: str = "C") -> ndarray:
@@ -301,8 +362,8 @@ def empty(shape: Any, dtype: Any = np.float64, order: str = "C") -> ndarray:
     return ndarray(values)
 
 
-def empty_like(a: ndarray, dtype: Any = None) -> ndarray:
-    return empty(a.shape, dtype or a.dtype)
+def empty_like(prototype: ndarray, dtype: Any = None) -> ndarray:
+    return empty(prototype.shape, dtype or prototype.dtype)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None) -> ndarray:
@@ -318,15 +379,15 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> nd
     return ndarray(np.arange(start, stop, step, dtype=dtype))
 
 
-def eye(n: int, m: int | None = None, dtype: Any = np.float64) -> ndarray:
-    return ndarray(np.eye(n, m, dtype=dtype))
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = np.float64) -> ndarray:
+    return ndarray(np.eye(N, M, k, dtype=dtype))
 
 
 def where(condition: ndarray, x: Any, y: Any) -> ndarray:
     return _wrap(np.where(_values(condition), _unwrap(x), _unwrap(y)))
 
 
-def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
+def matmul(a: ndarray, b: ndarray, /, *, out: ndarray | None = None) -> ndarray:
     if out is not None and builtins.any(np.shares_memory(_values(out), _values(x)) for x in (a, b)):
         raise ValueError("matmul into one of its operands")
     return _elementwise(np.matmul, a, b, out=out)
@@ -336,7 +397,7 @@ def dot(a: ndarray, b: ndarray) -> ndarray:
     return _wrap(np.dot(_values(a), _values(b)))
 
 
-def einsum(subscripts: str, *operands: ndarray) -> ndarray:
+def einsum(subscripts: str, /, *operands: ndarray) -> ndarray:
     return _wrap(np.einsum(subscripts, *(_values(x) for x in operands)))
 
 
@@ -344,16 +405,16 @@ def outer(a: ndarray, b: ndarray) -> ndarray:
     return _wrap(np.outer(_values(a), _values(b)))
 
 
-def concatenate(arrays: Any, axis: int = 0) -> ndarray:
-    return _wrap(np.concatenate([_values(x) for x in arrays], axis))
+def concatenate(tup: Any, axis: int = 0) -> ndarray:
+    return _wrap(np.concatenate([_values(x) for x in tup], axis))
 
 
-def stack(arrays: Any, axis: int = 0) -> ndarray:
-    return _wrap(np.stack([_values(x) for x in arrays], axis))
+def stack(tup: Any, axis: int = 0) -> ndarray:
+    return _wrap(np.stack([_values(x) for x in tup], axis))
 
 
-def split(a: ndarray, where: Any, axis: int = 0) -> list[ndarray]:
-    return [ndarray(part) for part in np.split(_values(a), where, axis)]
+def split(ary: ndarray, indices_or_sections: Any, axis: int = 0) -> list[ndarray]:
+    return [ndarray(part) for part in np.split(_values(ary), indices_or_sections, axis)]
 
 
 def take(a: ndarray, indices: ndarray, axis: int | None = None) -> ndarray:
@@ -368,7 +429,7 @@ def searchsorted(a: ndarray, v: ndarray, side: str = "left") -> ndarray:
     return _wrap(np.searchsorted(_values(a), _values(v), side))
 
 
-def copyto(dst: ndarray, src: Any, where: ndarray | None = None) -> None:
+def copyto(dst: ndarray, src: Any, *, where: ndarray | None = None) -> None:
     np.copyto(_values(dst), _unwrap(src), where=True if where is None else _values(where))
 
 
@@ -391,7 +452,9 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
     return ndarray(np.array(a, dtype=dtype, order="C"))
 
 
-array = asarray
+def array(obj: Any, dtype: Any = None) -> ndarray:
+    """A copy, of a device array too."""
+    return asarray(obj, dtype).copy() if isinstance(obj, ndarray) else asarray(obj, dtype)
 
 
 def asnumpy(a: Any, stream: Any = None, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:

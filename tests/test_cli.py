@@ -37,6 +37,13 @@ def test_unknown_verb_is_named_with_the_nearest(capsys: pytest.CaptureFixture[st
     )
 
 
+def test_a_hostile_word_of_any_length_leaves_a_readable_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", "m", "x" * 100_000]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("UsageError: unrecognized arguments: xxx") and said.endswith("see mpitp generate --help\n")
+    assert len(said) < 9000 and "x [... 9" in said and " letters ...] x" in said
+
+
 def test_wrong_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--jason"]) == 2
     assert capsys.readouterr().err.startswith("UsageError: unrecognized arguments: --jason\n")

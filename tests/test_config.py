@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from mpitp import config
-from mpitp.config import load_run_config
 from mpitp.errors import ConfigError
+from mpitp.run_file import load_run_config
 
 MINIMAL = """
 [model]
@@ -100,6 +100,9 @@ def test_overrides(load, override, read):
         ("optim.schedule=linear", ['optim.schedule = "linear"', '"cosine", "constant"']),
         ("optim.min_lr=1", ["optim.min_lr=1.0 is above optim.lr"]),
         ("mesh.tp=-1", ["mesh.tp = -1", "at least 0"]),
+        ("optim.zero=1", ["optim.zero=1 deals", "mesh.dp=1", "set mesh.dp to the number of replicas", "optim.zero=0"]),
+        ("optim.zero=4", ["optim.zero = 4", "0, 1, 2, 3"]),
+        ("optim.bucket_mib=0", ["optim.bucket_mib", "above 0"]),
         ("train.seed=-1", ["train.seed = -1"]),
         ("train.run_dir=", ["train.run_dir", "not empty"]),
         ("data.seq_len=0", ["data.seq_len = 0"]),
@@ -120,6 +123,21 @@ def test_mistakes_are_named(load, override, words):
     for word in words or ["train.global_batch_size=4 must be a multiple of train.micro_batch_size=3"]:
         assert word in str(caught.value)
     assert caught.value.exit_code == 3
+
+
+def test_what_the_invariant_mode_cannot_deal(load):
+    settings = ("mesh.dp=2", "train.invariant=true")
+    load(MINIMAL, *settings, "optim.zero=1")
+    with pytest.raises(ConfigError, match="optim.zero=2 adds gradients rows by rows.*set optim.zero=1 or 0"):
+        load(MINIMAL, *settings, "optim.zero=2")
+
+
+def test_what_context_parallelism_cannot_cut(load):
+    with pytest.raises(ConfigError, match=r"mesh.cp=3 cuts each sequence into 2 \* 3 = 6 pieces, .* use mesh.cp = 2"):
+        load(MINIMAL, "mesh.cp=3", "data.seq_len=5")
+    with pytest.raises(ConfigError, match=r"mesh.cp=2 and train.invariant can't go together"):
+        load(MINIMAL, "mesh.cp=2", "train.invariant=true")
+    assert load(MINIMAL, "mesh.cp=3", "data.seq_len=6", 'mesh.cp_form="heads"').mesh.cp_form == "heads"
 
 
 def test_missing_keys_and_sections_are_named(load):
@@ -165,3 +183,45 @@ def test_the_key_table_names_every_key():
                 assert field.metadata["help"] in table
     assert "relative to the current directory" in table
     assert max(map(len, table.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optim.lr=1" + "0" * 400, "optim.lr: a whole number of 1329 bits; expected one below 2"),
+        ("optim.lr=1" + "0" * 9000, "optim.lr = "),
+        ("optim.lr=0x" + "f" * 9000, "optim.lr: a whole number of 36000 bits"),
+        ("optim.lr=1e999", "optim.lr = inf: expected a finite number"),
+        ("train.steps=9223372036854775808", "train.steps: a whole number of 64 bits"),
+        ("train.global_batch_size=1" + "0" * 30, "train.global_batch_size: a whole number"),
+        ("train.global_batch_size=100000000", "train.global_batch_size=100000000 sequences a step: expected at most"),
+        ("train.micro_batch_size=100000000", "train.global_batch_size=100000000 sequences a step: expected at most"),
+        ("train.seed=[" * 1 + "[" * 5000 + "]" * 5001, "train.seed = "),
+        ("train.run_dir=" + "x" * 300, "train.run_dir = .*a name in a path has at most 255 bytes"),
+        ("train.run_dir=" + "x/" * 3000, "train.run_dir = .*a path has at most 4095 bytes"),
+        ('data.train="a\\u0000b"', "data.train = .*a path has no NUL character"),
+    ],
+)
+def test_absurd_values_are_one_message(load, override, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(MINIMAL, override)
+    assert len(str(caught.value)) < 500
+
+
+def test_more_sequences_than_can_be_counted(load):
+    with pytest.raises(ConfigError, match="train.steps=.* of 2 sequences each: expected below 2"):
+        load(MINIMAL, "train.steps=9223372036854775807", "train.micro_batch_size=2")
+
+
+def test_a_file_nested_beyond_all_reason_is_one_message(load):
+    with pytest.raises(ConfigError, match="not a TOML file"):
+        load("a = " + "[" * 100_000)
+
+
+def test_absurd_values_of_a_section_built_in_python():
+    with pytest.raises(ConfigError, match="optim.lr = 1000.*: expected a finite number"):
+        config.OptimSection(lr=10**400)
+    with pytest.raises(ConfigError, match="train.steps = .*expected a whole number of at least 1, below 2"):
+        config.TrainSection(steps=2**63, run_dir="r")
+    with pytest.raises(ConfigError, match="a whole number of thousands of digits"):
+        config.TrainSection(steps=10**5000, run_dir="r")

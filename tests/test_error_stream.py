@@ -66,7 +66,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path, redirection
 
 
 def test_sizes_beyond_the_memory_end_with_one_message(tmp_path: Path) -> None:
-    words = "bench train --layers 1 --hidden 24 --heads 3 --vocab 99999999999 --batch 1 --seq 4 --steps 2"
+    words = "bench train --layers 1 --hidden 240000 --heads 3 --vocab 2000000000 --batch 1 --seq 4 --steps 2"
     ended = shell(f"{sys.executable} -m mpitp {words}", tmp_path)
     assert ended.returncode == 3
     assert "MemoryError: Unable to allocate" in ended.stderr and "Traceback" not in ended.stderr

@@ -164,3 +164,10 @@ def test_version() -> None:
     result = run_python(HELP, "--version")
     assert result.returncode == 0
     assert re.fullmatch(r"mpitp \d+\.\d+\.\d+\S*\n", result.stdout)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_standard_error_is_written_through_one_file(path: Path) -> None:
+    """`print(..., file=sys.stderr)` lands on standard output where standard error is closed."""
+    if path.name != "error_stream.py" and path.parent.name != "peers":  # programs for another Python
+        assert "sys.stderr" not in path.read_text(encoding="utf-8")

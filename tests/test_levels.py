@@ -15,16 +15,22 @@ LEVELS = {
     "config": 0,
     "files": 0,
     "error_stream": 0,
+    "text": 0,
+    "paths": 0,
+    "progress_bar": 1,
+    "run_file": 1,
     "backend": 1,
     "comm": 2,
     "ops": 2,
     "layers": 3,
     "models": 4,
-    **dict.fromkeys(["optim", "data", "checkpoint", "plan", "pipeline", "trace"], 5),
-    **dict.fromkeys(["train", "infer", "step", "doctor", "convert"], 6),
-    **dict.fromkeys(["bench", "verify"], 7),  # programs that run the other programs' steps to measure or to check them
-    "cli": 8,
-    "__main__": 9,
+    **dict.fromkeys(["optim", "data", "checkpoint", "pipeline", "trace"], 5),
+    **dict.fromkeys(["train", "infer", "evaluate", "step", "doctor", "convert"], 6),
+    **dict.fromkeys(["verify", "plan", "serve"], 7),  # these run other programs' steps
+    "bench": 8,  # measures the server too
+    "launch": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 
@@ -69,7 +75,7 @@ def violations(source: str, path: Path) -> list[str]:
             continue
         other = parts[1]
         down = LEVELS.get(other, 99) < own
-        facts = other == "errors" and own == 0
+        facts = other in ("errors", "text") and own == 0
         if other != unit and not down and not facts:
             level = LEVELS.get(other, "none")
             found[line, other] = f"{path}:{line}: {unit} (level {own}) imports {other} (level {level})"

@@ -37,6 +37,11 @@ REFUSED = {
     "a mask whose result has an unknown shape": lambda: X[X > 1],
     "where= of a ufunc": lambda: cp.exp(X, where=X > 1),
     "initial= of a reduction": lambda: X.max(initial=0.0),
+    "dtype= of max": lambda: X.max(dtype=np.float64),
+    "keepdims= of cumsum": lambda: X.cumsum(axis=0, keepdims=True),
+    "a dtype as the third argument of eye": lambda: cp.eye(2, 2, np.float32),
+    "kind= of argsort": lambda: cp.argsort(X, kind="stable"),
+    "where by position in copyto": lambda: cp.copyto(X, 1.0, X > 1),
     "out= on the host": lambda: cp.exp(X, out=HOST),
 }
 
@@ -67,6 +72,13 @@ def test_stays_on_the_device_and_shares_memory_through_views():
     np.testing.assert_array_equal(to_host(x), [[0, 9, 2], [6, 8, 7]])
     assert [row.shape for row in x] == [(3,), (3,)]
     assert (np.float32(2) * x).dtype == np.float64 and (2 * x.astype(np.float32)).dtype == np.float32
+
+
+def test_array_copies_and_asarray_does_not():
+    x = X.copy()
+    assert cp.asarray(x) is x
+    cp.array(x)[...] = 9.0
+    np.testing.assert_array_equal(to_host(x), to_host(X))
 
 
 def test_new_memory_is_garbage():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.test_launch_faults import environment, needs_mpiexec
+from tests.launch.test_launch_faults import environment, needs_mpiexec
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "torture.py"
 

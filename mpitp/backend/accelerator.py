@@ -56,6 +56,11 @@ def offer() -> str:
     return "" if _variable() == "off" else _numba_found()[0]
 
 
+def accelerator_in_use() -> str:
+    """What this job computes with, such as "Numba 0.68.1", or "none": the last bits depend on it."""
+    return _numba_found()[0] if _in_use() else "none"
+
+
 def describe_accelerator() -> str:
     """What is in use, or why nothing is."""
     if _in_use():

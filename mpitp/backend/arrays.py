@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-Array = Any
+Array = Any  # a NumPy array, or an array of a module that works alike (CuPy)
 
 LINE_BYTES = 64  # of a cache line, and of the widest vector register
 
@@ -49,11 +49,6 @@ def _find_module(x: Array) -> Any:
 def is_device_module(module: Any) -> bool:
     """Whether arrays of `module` live on a device, so that they need `asnumpy` to be read on the host."""
     return module is not np and callable(getattr(module, "asnumpy", None))
-
-
-def is_host_array(x: Array) -> bool:
-    """Whether `x` is a NumPy array (or scalar)."""
-    return array_module(x) is np
 
 
 def to_host(x: Array) -> np.ndarray:
@@ -99,12 +94,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any, module: Any = np) -> Array
 
 
 __all__ = [
+    "Array",
     "aligned_zeros",
     "array_module",
     "from_host",
     "host_buffer",
     "is_device_module",
-    "is_host_array",
     "synchronize",
     "to_host",
 ]

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend import arrays
+from mpitp.backend.arrays import Array, aligned_zeros
 from mpitp.errors import ConfigError, LaunchError
-
-Array = Any
 
 
 class Device(ABC):
@@ -20,20 +18,8 @@ class Device(ABC):
     xp: Any
 
     @abstractmethod
-    def asarray(self, host: np.ndarray) -> Array:
-        """A NumPy array as an array of this device (itself, where the device is the host)."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Return when everything queued on the device has ended: do this before reading a clock."""
-
-    @abstractmethod
-    def description(self) -> str:
-        """What it is, in a few words for people."""
-
-    def to_host(self, x: Array) -> np.ndarray:
-        """`x` as a NumPy array."""
-        return arrays.to_host(x)
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of zeros, its rows beginning where a cache line does."""
 
 
 class CpuDevice(Device):
@@ -42,14 +28,17 @@ class CpuDevice(Device):
     name = "cpu"
     xp = np
 
-    def asarray(self, host: np.ndarray) -> Array:
-        return arrays.from_host(host, np)
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return aligned_zeros(shape, dtype)
 
-    def synchronize(self) -> None:
-        pass
 
-    def description(self) -> str:
-        return "cpu (NumPy)"
+class AbstractDevice(CpuDevice):
+    """No memory: arrays of zeros that have shape and dtype, and share one element that can't be written to."""
+
+    name = "abstract"
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 class GpuDevice(Device):
@@ -63,22 +52,11 @@ class GpuDevice(Device):
 
     def __init__(self, local_rank: int = 0) -> None:
         self.xp = _import_cupy()
-        self.count = _count_gpus(self.xp)
-        self.index = local_rank % self.count
-        self._device = self.xp.cuda.Device(self.index)
+        self._device = self.xp.cuda.Device(local_rank % _count_gpus(self.xp))
         self._device.use()
 
-    def asarray(self, host: np.ndarray) -> Array:
-        return arrays.from_host(host, self.xp)
-
-    def synchronize(self) -> None:
-        self._device.synchronize()
-
-    def description(self) -> str:
-        properties = self.xp.cuda.runtime.getDeviceProperties(self.index)
-        model = properties["name"].decode()
-        gib = properties["totalGlobalMem"] / 2**30
-        return f"gpu {self.index} of {self.count} ({model}, {gib:.0f} GiB, CuPy {self.xp.__version__})"
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.zeros(shape, dtype)
 
 
 def make_device(name: str, local_rank: int = 0) -> Device:

@@ -4,23 +4,22 @@ Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as eas
 32-bit words and a key of two into four random words. The key names the stream (`stream_key`), the counter the global
 element.
 
-- `normal_rows`: initial weights. A normal is made of integers only, so that the bits are the same on every device.
+- `normal_box`: initial weights. A normal is made of integers only, so that the bits are the same on every device.
 - `dropout_mask`: keep masks, by (sample, row, column) of the global activation.
-- `uniform_at`: uniforms for sampling.
 - `permute_index`: the order of the training data, without a table.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import from_host
+from mpitp.backend.arrays import Array, from_host
 
-Array = Any
 Key = tuple[int, int]
 
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -64,18 +63,6 @@ def philox_words(counter: tuple[Array, ...], key: Key) -> tuple[Array, ...]:
     return c0, c1, c2, c3
 
 
-def uniform_bits_at(index: Array, key: Key, xp: Any) -> Array:
-    """uint32 words of index's shape: the first word of the block of each index (uint64)."""
-    return _words_at(index, key, xp)[0].astype(np.uint32)
-
-
-def uniform_at(index: Array, key: Key, xp: Any) -> Array:
-    """float64 in [0, 1), multiples of 2^-53, one for each index (uint64)."""
-    high, low, _, _ = _words_at(index, key, xp)
-    bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))
-    return bits.astype(np.float64) * np.float64(2.0**-53)
-
-
 def normal_at(index: Array, key: Key, xp: Any) -> Array:
     """float64, nearly standard normal, one for each index (uint64); |z| < 4.9.
 
@@ -88,19 +75,28 @@ def normal_at(index: Array, key: Key, xp: Any) -> Array:
     return (total.astype(np.int64) - NORMAL_MEAN).astype(np.float64) * NORMAL_SCALE
 
 
-def normal_rows(shape: tuple[int, ...], dim: int, rows: range, key: Key, dtype: Any, xp: Any) -> Array:
-    """The rows `rows` along `dim` of the global tensor of `shape` whose element i (in C order) is normal_at(i)."""
-    inner = math.prod(shape[dim + 1 :])
-    local_shape = (*shape[:dim], len(rows), *shape[dim + 1 :])
-    width = len(rows) * inner  # neighbours in the global tensor
-    result = xp.empty((math.prod(shape[:dim]), width), dtype=dtype)
-    for outer in range(result.shape[0]):
-        first = outer * shape[dim] * inner + rows.start * inner
+def normal_box(shape: tuple[int, ...], box: tuple[range, ...], key: Key, dtype: Any, xp: Any) -> Array:
+    """The box of the global tensor of `shape` whose element i (in C order) is normal_at(i); one range a dim."""
+    local = tuple(map(len, box))
+    inner = max((dim for dim in range(len(shape)) if local[dim] < shape[dim]), default=0)  # whole from here on
+    depth = math.prod(shape[inner + 1 :])
+    width = local[inner] * depth if local else 1  # neighbours in the global tensor
+    result = xp.empty((math.prod(local[:inner]), width), dtype=dtype)
+    for outer, place in enumerate(itertools.product(*box[:inner])):
+        first = _flat_index(shape, (*place, box[inner].start)) * depth if local else 0
         for start in range(0, width, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, width)
             index = xp.arange(first + start, first + stop, dtype=np.uint64)
             result[outer, start:stop] = normal_at(index, key, xp).astype(dtype)
-    return result.reshape(local_shape)
+    return result.reshape(local)
+
+
+def _flat_index(shape: tuple[int, ...], place: tuple[int, ...]) -> int:
+    """The number, in C order, of a place in the leading dims of a tensor."""
+    number = 0
+    for size, each in zip(shape, place, strict=False):
+        number = number * size + each
+    return number
 
 
 def dropout_mask(
@@ -149,6 +145,11 @@ def _feistel(value: np.ndarray, half: int, key: Key, rounds: int = 8) -> np.ndar
         counter = (right, np.full_like(right, step), np.zeros_like(right), np.zeros_like(right))
         left, right = right, left ^ (philox_words(counter, key)[0] & mask)
     return (left << shift) | right
+
+
+def words_at(index: np.ndarray, key: Key) -> tuple[np.ndarray, ...]:
+    """Four random uint32 arrays, one number of each for each index (uint64)."""
+    return tuple(word.astype(np.uint32) for word in _words_at(index, key, np))
 
 
 def _words_at(index: Array, key: Key, xp: Any) -> tuple[Array, ...]:

@@ -64,3 +64,12 @@ def blas_threads() -> int:
     from threadpoolctl import threadpool_info
 
     return max((found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"), default=1)
+
+
+@cache
+def blas_kernels() -> str:
+    """For which processors the kernels are that the BLAS library chose: "Haswell", "SkylakeX"; "": it doesn't say."""
+    from threadpoolctl import threadpool_info
+
+    found = (pool.get("architecture") for pool in threadpool_info() if pool["user_api"] == "blas")
+    return next((name for name in found if name), "")

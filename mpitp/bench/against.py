@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mpitp.bench.timing import Samples, Task
+from mpitp.comm.deaths import end_with_parent
 from mpitp.comm.group import Group
-from mpitp.comm.job import end_with_parent
 from mpitp.errors import LaunchError
 
 FORMS = ("functions", "dtensor")

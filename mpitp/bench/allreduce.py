@@ -16,6 +16,7 @@ import numpy as np
 from mpitp.bench.machine import machine_facts
 from mpitp.bench.timing import Samples, Task, say_progress, take_turns
 from mpitp.comm.group import Group
+from mpitp.comm.mpi import MpiGroup
 from mpitp.comm.node import NodeGroup, place_on_nodes
 from mpitp.errors import UsageError
 
@@ -51,6 +52,7 @@ def _ways(args: argparse.Namespace, group: Group) -> dict[str, Group]:
         ways = {LIBRARY: group.inner, PRODUCED: group, COPIED: group}
     if per_node:
         plain = group.inner if isinstance(group, NodeGroup) else group
+        plain = plain.bare() if isinstance(plain, MpiGroup) else plain  # ranks of one host act as hosts of their own
         ways[HIERARCHICAL] = place_on_nodes(plain, plain.split(group.rank // per_node, group.rank))
     return ways
 

@@ -1,13 +1,14 @@
-"""The verb `mpitp bench`: train, decode, allreduce, scaling, save."""
+"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from mpitp.bench.sizes import add_size_arguments, positive
+from mpitp.error_stream import ErrorStream
 from mpitp.errors import UsageError
+from mpitp.paths import path_option
 
 _DESCRIPTION = """\
 Measure this machine and mpitp on it, at the ranks at hand. Times are only told beside what bounds them, measured in
@@ -17,14 +18,20 @@ _EPILOG = """\
 examples:
   mpitp bench train                                    the step of a small GPT-2 against its matrix products
   mpitp bench train --invariant                        and what the invariant mode costs
+  mpitp launch -n 2 -- bench train --sequence-parallel  and what sequence parallelism costs
+  mpitp launch -n 2 -- bench train --context-parallel ring --batch 1 --seq 4096    against one rank on a long sequence
+  mpitp bench train --recompute full                   and a step that computes its blocks again in backward
   mpitp launch -n 2 -- bench train --against torch --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench train --model llama --kv-heads 2
   mpitp bench decode --model models/smollm2-135m --batch 8
   mpitp bench decode --model models/smollm2-135m --against transformers --peer-python venv-with-torch/bin/python
+  mpitp bench serve --texts 16                         texts together against one, and the server against the engine
   mpitp launch -n 2 -- bench allreduce
   mpitp launch -n 4 -- bench allreduce --ranks-per-node 2
   mpitp launch -n 2 -- bench scaling --out scaling.json --plot scaling.png
+  mpitp launch -n 2 -- bench replicas                  data parallelism and ZeRO against ranks by themselves
   mpitp launch -n 2 -- bench save --dir /scratch
+  mpitp launch -n 2 -- bench pipeline --microbatches 8   1F1B and zero-bubble against what their bubbles allow
 
 `mpitp bench train --help` etc. tell the options of each."""
 
@@ -38,6 +45,11 @@ _DECODE = """\
 Time generation (greedy, through the product's own loop) and in turn with it the products of all weights with one
 vector each: a token of one text needs every weight once, so reading them is its bound. With --batch N, N texts together
 too. Without --model DIR a random model of the sizes given; they default to those of SmolLM2-135M."""
+
+_SERVE = """\
+Time one text on the bare engine, in turn with it N texts together, and the same N asked for over HTTP (each a stream to
+a client in another process): what company gains, and what the server costs. Needs mpitp[serve]. Without --model DIR a
+random model of the sizes given; they default to those of SmolLM2-135M."""
 
 _ALLREDUCE = """\
 Time an all-reduce of float32 (or a reduce-scatter, or an all-gather) at sizes from 1 KiB up, the ways to do it in turn:
@@ -54,16 +66,30 @@ Time training steps of several widths, sequence lengths and batches, each at 1, 
 seconds = compute + memory + overhead + latency + bytes / bandwidth to all of them: what a step of another size on other
 ranks will take, and what bounds it."""
 
+_REPLICAS = """\
+Time optimizer steps of data-parallel replicas, without and with ZeRO 1, 2 and 3, and in turn with them a step of every
+rank by itself at the same time, and of one rank alone: N replicas can at best be N times as fast as one."""
+
+_PIPELINE = """\
+Time the passes of a step (forward and backward of its microbatches) through a pipeline with a stage on each rank, by
+several schedules, and in turn with them one rank alone. A perfect pipeline of p stages takes the one rank's time / p /
+(1 - bubble); the bubble's share is that of `mpitp plan schedule`, where forward, input and weight gradients take the
+same time."""
+
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
+_REPLICAS_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 4096}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
+_PIPELINE_SIZES = {"layers": 8, "hidden": 384, "heads": 6, "vocab": 512}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp bench`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="train|decode|allreduce|scaling|save")
+    verbs = parser.add_subparsers(
+        dest="what", required=True, metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline"
+    )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=line, description=description, formatter_class=parser.formatter_class)
@@ -72,9 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     _add_train(add("train", "a training step against its matrix products", _TRAIN))
     _add_decode(add("decode", "generation against reading the weights", _DECODE))
+    _add_serve(add("serve", "many texts together against one, the server against the engine", _SERVE))
     _add_allreduce(add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE))
     _add_scaling(add("scaling", "steps of many sizes and rank counts, and a fit of their time", _SCALING))
+    _add_replicas(add("replicas", "data-parallel steps against ranks by themselves", _REPLICAS))
     _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
+    _add_pipeline(add("pipeline", "pipeline schedules against what their bubbles allow", _PIPELINE))
 
 
 def _add_clock(sub: argparse.ArgumentParser) -> None:
@@ -83,7 +112,9 @@ def _add_clock(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_plot(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--plot", metavar="FILE", help="also draw the numbers (.png, .svg, .pdf); needs mpitp[plot]")
+    sub.add_argument(
+        "--plot", type=path_option, metavar="FILE", help="also draw the numbers (.png, .svg, .pdf); needs mpitp[plot]"
+    )
 
 
 def _add_train(sub: argparse.ArgumentParser) -> None:
@@ -97,17 +128,35 @@ def _add_train(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--invariant-blocks", type=int, metavar="N", help="its number of blocks (default: the heads)")
     sub.add_argument(
+        "--sequence-parallel", action="store_true", help="also time sequence parallelism, in turn with the plain step"
+    )
+    sub.add_argument(
+        "--context-parallel",
+        choices=("ring", "heads"),
+        help="also time sequences cut over all ranks, in turn with one rank's step",
+    )
+    sub.add_argument(
+        "--recompute",
+        choices=("none", "attention", "full"),
+        default="none",
+        help="also a step that recomputes, in turn",
+    )
+    sub.add_argument(
         "--against",
         choices=("torch",),
         help="also PyTorch's tensor parallelism over gloo, in turn with ours, one BLAS thread a rank",
     )
-    sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has torch (with --against)")
+    sub.add_argument(
+        "--peer-python", type=path_option, metavar="PYTHON", help="the Python that has torch (with --against)"
+    )
     _add_clock(sub)
     _add_plot(sub)
 
 
 def _add_decode(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--model", metavar="DIR", help="a Hugging Face directory, instead of random weights")
+    sub.add_argument(
+        "--model", type=path_option, metavar="DIR", help="a Hugging Face directory, instead of random weights"
+    )
     add_size_arguments(sub, _DECODE_SIZES)
     sub.add_argument("--batch", type=int, default=1, metavar="N", help="also N texts together; default 1")
     sub.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
@@ -117,10 +166,23 @@ def _add_decode(sub: argparse.ArgumentParser) -> None:
         choices=("transformers",),
         help="also Hugging Face transformers on the same core, in turn with ours (needs --model DIR)",
     )
-    sub.add_argument("--peer-python", metavar="PYTHON", help="the Python that has transformers (with --against)")
+    sub.add_argument(
+        "--peer-python", type=path_option, metavar="PYTHON", help="the Python that has transformers (with --against)"
+    )
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
     _add_clock(sub)
     _add_plot(sub)
+
+
+def _add_serve(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--model", type=path_option, metavar="DIR", help="a Hugging Face directory, instead of random weights"
+    )
+    add_size_arguments(sub, _DECODE_SIZES)
+    sub.add_argument("--texts", type=int, default=16, metavar="N", help="together; default 16")
+    sub.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt; default 32")
+    sub.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of a text; default 32")
+    sub.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds to time; default 3")
 
 
 def _add_allreduce(sub: argparse.ArgumentParser) -> None:
@@ -147,29 +209,58 @@ def _add_scaling(sub: argparse.ArgumentParser) -> None:
         told = f"further {what}; default {' '.join(map(str, default))}"
         sub.add_argument(f"--{name}", type=int, nargs="*", default=default, metavar="N", help=told)
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
-    sub.add_argument("--out", metavar="FILE", help="write the table and the fit there, as JSON")
+    sub.add_argument("--out", type=path_option, metavar="FILE", help="write the table and the fit there, as JSON")
     _add_plot(sub)
+
+
+def _add_replicas(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(sub, _REPLICAS_SIZES)
+    sub.add_argument("--batch", type=int, default=4, metavar="N", help="sequences in a microbatch; default 4")
+    sub.add_argument("--microbatches", type=int, default=2, metavar="N", help="of a rank in a step; default 2")
+    sub.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    sub.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds to time; default 10")
 
 
 def _add_save(sub: argparse.ArgumentParser) -> None:
     add_size_arguments(sub, _SAVE_SIZES)
-    sub.add_argument("--dir", default=".", help="where to write (a folder of its own is made and removed); default .")
+    sub.add_argument(
+        "--dir",
+        type=path_option,
+        default=".",
+        help="where to write (a folder of its own is made and removed); default .",
+    )
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+
+
+def _add_pipeline(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(sub, _PIPELINE_SIZES)
+    sub.add_argument("--batch", type=int, default=2, metavar="N", help="sequences a microbatch; default 2")
+    sub.add_argument("--seq", type=int, default=128, metavar="N", help="tokens a sequence; default 128")
+    sub.add_argument("--microbatches", type=int, default=8, metavar="N", help="of a step; default 8")
+    sub.add_argument(
+        "--schedules", nargs="+", choices=("gpipe", "1f1b", "zb"), default=["1f1b", "zb"], help="default 1f1b zb"
+    )
+    sub.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to time; default 7")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
     from mpitp.backend.threads import limit_blas_threads
-    from mpitp.bench import allreduce, decode, save, scaling, train
+    from mpitp.bench import allreduce, decode, pipeline, replicas, save, scaling, serve, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
-    from mpitp.comm.start import agree_on_accelerator
-    from mpitp.comm.world import world_group
+    from mpitp.checkpoint.load import model_facts
+    from mpitp.comm.agreement import agree, call_facts
+    from mpitp.comm.start import join_ranks
 
-    programs = {"train": train, "decode": decode, "allreduce": allreduce, "scaling": scaling, "save": save}
+    programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
+    programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
     program = programs[args.what]
-    group = world_group()
-    agree_on_accelerator(group)
+    group = join_ranks()
+    folder = args.model if args.what in ("decode", "serve") else None
+    agree(group, lambda: call_facts("bench", args) | model_facts("--model", folder))
     if getattr(args, "against", None):
         limit_blas_threads(1)  # as the peer
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
@@ -184,7 +275,7 @@ def run(args: argparse.Namespace) -> int:
         _write_files(args, facts)
         warnings = warnings_of(facts["machine"])
         for warning in warnings:
-            print(f"mpitp bench: warning: {warning}", file=sys.stderr)
+            print(f"mpitp bench: warning: {warning}", file=ErrorStream())
         if args.json:
             import json
 
@@ -218,7 +309,13 @@ def _check(args: argparse.Namespace) -> None:
     if args.what == "save":
         positive(args, "rounds")
         return
+    if args.what == "serve":
+        positive(args, "texts", "prompt", "tokens", "rounds")
+        return
     positive(args, "batch")
+    if args.what in ("replicas", "pipeline"):
+        positive(args, "seq", "rounds", "microbatches")
+        return
     if args.what == "scaling":
         positive(args, "seq", "rounds")
         for name in ("widths", "seqs", "batches"):

@@ -23,7 +23,9 @@ from mpitp.bench.sizes import config_of, describe
 from mpitp.bench.timing import CLOCKS, Samples, Task, clocked, take_turns
 from mpitp.bench.train import num_params
 from mpitp.comm.group import Group
-from mpitp.infer.generate import generate
+from mpitp.error_stream import tell
+from mpitp.infer.generate import Follower, generate
+from mpitp.layers.site import make_site
 from mpitp.models.model import CausalLM
 from mpitp.ops.linear import linear_forward
 
@@ -33,7 +35,7 @@ CACHE_BYTES = 128 * 2**20  # weights well above this can't stay in a cache
 
 def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """All numbers of the benchmark, equal on every rank."""
-    model = _model(args, group)
+    model = model_of(args, group)
     weights = list(linear_weights(model))
     batches, clock = sorted({1, args.batch}), CLOCKS[args.clock]
     tasks: dict[str, Task] = {way: clocked(_reading(weights, product), clock) for way, product in READINGS.items()}
@@ -69,12 +71,16 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     }
 
 
-def _model(args: argparse.Namespace, group: Group) -> CausalLM:
+def model_of(args: argparse.Namespace, group: Group) -> CausalLM:
+    """The model of a directory, or one of the sizes asked for with weights of chance."""
     if args.model is None:
-        return random_model(config_of(args, "llama", args.prompt + args.tokens + 1), group, args.dtype)
+        return random_model(config_of(args, "llama", args.prompt + args.tokens + 1), make_site(group, dtype=args.dtype))
     from mpitp.checkpoint.load import load_model
 
-    return load_model(args.model, group, dtype=args.dtype)
+    model = load_model(args.model, make_site(group, dtype=args.dtype))
+    if group.rank == 0:
+        tell(model.config.notices)
+    return model
 
 
 def _name(batch: int) -> str:
@@ -113,7 +119,8 @@ def _generation(model: CausalLM, batch: int, args: argparse.Namespace, prefills:
 
     def task() -> float:
         times = [clock()]  # then when each token was known: `batch` of them a step
-        generate(model, prompts, args.tokens, eos_ids=(), on_token=lambda _index, _token: times.append(clock()))
+        follower = Follower(lambda _index, _token: times.append(clock()))
+        generate(model, prompts, args.tokens, eos_ids=(), follower=follower)
         prefills.append(times[1] - times[0])
         return (times[-1] - times[batch]) / (args.tokens - 1)
 

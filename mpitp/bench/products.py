@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.arrays import Array
 from mpitp.models.model import CausalLM
-from mpitp.ops.attention import key_tiles, query_tiles
-
-Array = Any
+from mpitp.ops.sight import CAUSAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def linear_products(model: CausalLM, num_tokens: int) -> list[Product]:
 
 def attention_products(model: CausalLM, lengths: Sequence[int]) -> list[Product]:
     """Those of this rank's heads in all blocks, for sequences of these lengths."""
-    heads, dim = model.layout.heads(model.config.heads, model.config.kv_heads), model.config.head_dim
+    heads, dim = model.site.heads(model.config.heads, model.config.kv_heads), model.config.head_dim
     arrays = _Arrays(model.dtype)
     a, g = heads.query.size, len(heads.kv)
     products = []
@@ -88,11 +87,11 @@ def _head_products(arrays: _Arrays, q: Array, k: Array, v: Array, do: Array) -> 
     length, dim = q.shape
     q_head = arrays.get("q", length, dim)  # scaled, so contiguous
     of_queries, of_keys = arrays.get("of queries", length, dim), arrays.get("of keys", length, dim)
-    for tile in query_tiles(np, length, length):
+    for tile in (tile for block in CAUSAL.query_blocks(np, length, length) for tile in block.tiles):
         rows, cols = tile.queries, tile.keys
         scores = arrays.get("scores", rows.stop - rows.start, cols.stop - cols.start)
         products += [Product(q_head[rows], k[cols].T, scores), Product(scores, v[cols], of_queries[rows])]
-    for tile in key_tiles(np, length, length):
+    for tile in (tile for block in CAUSAL.key_blocks(np, length, length) for tile in block.tiles):
         rows, cols = tile.queries, tile.keys
         shape = rows.stop - rows.start, cols.stop - cols.start
         scores, dscores = arrays.get("scores", *shape), arrays.get("dscores", *shape)

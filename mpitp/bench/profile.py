@@ -21,14 +21,10 @@ LINEARS = "linear products"
 
 # module -> category -> functions, as that module names them
 WATCHED: dict[str, dict[str, tuple[str, ...]]] = {
-    "mpitp.layers.linear": {
-        LINEARS: ("linear_forward", "linear_input_grad", "linear_weight_grad"),
-        "bias gradients": ("linear_bias_grad",),
-    },
-    "mpitp.layers.attention": {
-        "attention": ("attention_forward", "attention_backward"),
-        "rotary positions": ("rope_forward", "rope_backward"),
-    },
+    "mpitp.layers.product": {LINEARS: ("linear_forward", "linear_input_grad", "linear_weight_grad")},
+    "mpitp.layers.linear": {"bias gradients": ("linear_bias_grad",)},
+    "mpitp.layers.attention": {"rotary positions": ("rope_forward", "rope_backward")},
+    "mpitp.layers.keys": {"attention": ("attention_forward", "attention_backward")},
     "mpitp.layers.norm": {
         "norms": ("layer_norm_forward", "layer_norm_backward", "rms_norm_forward", "rms_norm_backward")
     },

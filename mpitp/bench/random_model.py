@@ -7,25 +7,24 @@ import zlib
 import numpy as np
 
 from mpitp.backend.arrays import array_module, from_host
-from mpitp.comm.group import Group
+from mpitp.layers.site import Site
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.models.registry import build_model
 
 
-def random_model(config: DecoderConfig, group: Group, dtype: str, invariant_blocks: int = 0) -> CausalLM:
+def random_model(config: DecoderConfig, site: Site) -> CausalLM:
     """Normal weights with the config's standard deviation. Replicas on several ranks are equal."""
-    model = build_model(config, group, dtype=dtype, invariant_blocks=invariant_blocks)
+    model = build_model(config, site)
     for name, param in model.named_params():
         param.data[...] = param.init_value
         if not param.init_std:
             continue
-        for part, rows in param.spec.local_parts():
-            view = param.spec.view(param.data, rows)
-            for block in part.blocks:  # a replicated KV head is a block of its own, drawn by its global place
-                local = slice(block.start - part.held.start, block.stop - part.held.start)
-                target = param.spec.view(view, local)
-                rng = np.random.default_rng([zlib.crc32(f"{name}/{part.name}".encode()), block.start])
+        for part, place in param.placement.places():
+            for box in part.blocks():  # a replicated KV head is a block of its own, drawn by its global place
+                target = param.data[place][part.within(box)]
+                places = [rows.start for rows in box]
+                rng = np.random.default_rng([zlib.crc32(f"{name}/{part.name}".encode()), *places])
                 drawn = rng.standard_normal(target.shape, np.float32) * np.float32(param.init_std)
                 target[...] = from_host(drawn.astype(param.data.dtype), array_module(target))
     return model

@@ -27,6 +27,7 @@ from mpitp.bench.timing import Samples, take_turns
 from mpitp.checkpoint.training import BackgroundSave, Contents, Save, frozen
 from mpitp.comm.group import Group
 from mpitp.files import os_failure
+from mpitp.layers.site import make_site
 from mpitp.models.model import CausalLM
 
 BLOCK_BYTES = 1 << 24  # of a plain write
@@ -36,10 +37,9 @@ PLAIN, SAVE, COPY, STALL = "plain writes", "checkpoint", "copy of the state", "s
 def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """Seconds of each, in turn; the directory is empty again afterwards."""
     config = config_of(args, "llama", 128)
-    model = random_model(config, group, "float32")
+    model = random_model(config, make_site(group))
     contents = contents_of(model)
-    counts = [sum(len(part.owned) * _inner(p, part) for part in p.spec.parts) for _, p in model.named_params()]
-    params = sum(group.all_gather_objects(sum(counts)))
+    params = sum(group.all_gather_objects(sum(param.placement.num_owned() for _, param in model.named_params())))
     root = Path(group.broadcast_object(_make_directory(args.dir) if group.rank == 0 else None))
     try:
         samples = take_turns(_tasks(contents, 12 * params, root, group), args.rounds, group, "bench save")
@@ -135,11 +135,6 @@ def _make_directory(parent: str) -> str:
         return tempfile.mkdtemp(prefix="mpitp-bench-save-", dir=parent)
     except OSError as error:
         raise os_failure("write to", parent, error) from error
-
-
-def _inner(param: Any, part: Any) -> int:
-    """Elements of one row along the cut dim."""
-    return int(np.prod(param.spec.global_shape(part))) // part.size if part.size else 0
 
 
 def _ratio(samples: Samples, name: str, to: str) -> dict[str, float]:

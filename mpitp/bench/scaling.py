@@ -23,9 +23,9 @@ from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of
 from mpitp.bench.timing import CLOCKS, clocked, take_turns
 from mpitp.bench.traffic import step_traffic
-from mpitp.bench.train import random_batch, step_of
+from mpitp.bench.train import batch_to_time, step_of
 from mpitp.comm.group import Group
-from mpitp.comm.node import NodeGroup, place_on_nodes
+from mpitp.layers.site import make_site
 from mpitp.models.model import CausalLM
 
 TERMS = ("flops", "touched_bytes", "layers", "calls", "bytes")
@@ -84,12 +84,10 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
 
 
 def first_ranks(group: Group, count: int) -> Group | None:
-    """The group of ranks 0 .. count - 1, with a window where `group` has one; None on the other ranks."""
+    """The group of ranks 0 .. count - 1; None on the other ranks."""
     if count == group.size:
         return group
     part = group.split(int(group.rank >= count), group.rank)
-    if isinstance(group, NodeGroup) and hasattr(part, "split_by_node"):
-        part = place_on_nodes(part, part.split_by_node())
     return part if group.rank < count else None
 
 
@@ -97,8 +95,8 @@ def _measure_ranks(args: argparse.Namespace, group: Group) -> list[dict[str, Any
     tasks, facts = {}, {}
     for point in points_of(args):
         config = config_of(argparse.Namespace(**{**vars(args), "hidden": point.hidden}), args.model, point.seq)
-        model = random_model(config, group, args.dtype)
-        batch = random_batch(config, point.batch, point.seq)
+        model = random_model(config, make_site(group, dtype=args.dtype))
+        batch = batch_to_time(config, point.batch, point.seq)
         name = str(point)
         tasks[name] = clocked(step_of(model, batch), CLOCKS["wall"])
         facts[name] = {
@@ -119,9 +117,9 @@ def work_of(model: CausalLM, point: Point, ranks: int) -> dict[str, int]:
     """The terms of the fit: what this rank computes, touches and communicates in a step."""
     config, tokens = model.config, point.seq * point.batch
     weights = list(linear_weights(model))
-    heads = model.layout.heads(config.heads, config.kv_heads).query.size
+    heads = model.site.heads(config.heads, config.kv_heads).query.size
     pairs = point.batch * point.seq * (point.seq + 1) // 2  # of a query and a key that it sees
-    pieces = model.layout.summation.pieces((tokens, config.hidden_size), model.dtype.itemsize)
+    pieces = model.site.summation().pieces((tokens, config.hidden_size), model.dtype.itemsize)
     traffic = step_traffic(config, ranks, tokens, model.dtype.itemsize, pieces=len(pieces))
     return {
         "flops": 6 * tokens * sum(w.size for w in weights) + 14 * pairs * config.head_dim * heads * config.num_layers,

@@ -8,7 +8,6 @@ the median of the paired ratios tells what it usually does.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.comm.group import Group
+from mpitp.error_stream import ErrorStream
 
 Task = Callable[[], float]  # runs something once and returns its seconds
 Clock = Callable[[], float]
@@ -77,5 +77,5 @@ def take_turns(tasks: Mapping[str, Task], rounds: int, group: Group, label: str 
 
 def say_progress(group: Group, text: str) -> None:
     """Show a line on rank 0's terminal in place of the one before; nothing where stderr is no terminal."""
-    if group.rank == 0 and sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    if group.rank == 0 and (stream := ErrorStream()).isatty():
+        print(f"\r\x1b[K{text}", end="", file=stream, flush=True)

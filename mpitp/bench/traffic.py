@@ -1,4 +1,4 @@
-r"""What a training step hands to the collectives, in closed form.
+r"""What a training step hands to the collectives, in closed form: the sends of its layers, and what the step adds.
 
 With t tokens, width h, L blocks and w bytes a number, every rank of a tensor-parallel group of p > 1 takes part in
 
@@ -17,14 +17,19 @@ is its own affair (a ring moves 2 (p - 1) / p of it each way).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mpitp.layers.partition import share_heads
+from mpitp.comm.mesh import abstract_mesh
+from mpitp.layers.layer import FORWARD, walk
+from mpitp.layers.linear import RowParallelLinear
+from mpitp.layers.site import make_site
 from mpitp.models.config import DecoderConfig
+from mpitp.models.registry import abstract_model
+from mpitp.trace.traffic import folded
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class StepTraffic:
     """Collectives of one kind in a step: how many, and the bytes a rank hands to them in all."""
 
     what: str
@@ -34,36 +39,24 @@ class Traffic:
 
 def step_traffic(
     config: DecoderConfig, ranks: int, tokens: int, itemsize: int, num_blocks: int = 0, pieces: int = 1
-) -> list[Traffic]:
+) -> list[StepTraffic]:
     """The traffic of one step of one microbatch on each rank; empty for one rank. `pieces`: of a forward sum."""
     if ranks == 1:
         return []
-    activation, layers = tokens * config.hidden_size * itemsize, config.num_layers
-    shared = len(share_heads(config.heads, config.kv_heads, 0, ranks, num_blocks).kv_shared)
-    rows = [
-        Traffic("embedding", 1, activation),
-        Traffic("blocks forward", 2 * layers * pieces, 2 * layers * activation),
-        Traffic("blocks backward", 2 * layers, 2 * layers * activation),
-        Traffic("head backward", 1, activation),
-        Traffic("loss", 2, 3 * tokens * itemsize),
-        Traffic("KV gradients", layers * shared, layers * shared * 2 * tokens * config.head_dim * itemsize),
-        Traffic("gradient norm", 1, 8 * norm_slots(config, num_blocks or ranks)),
-        Traffic("agreement", 1, 16),
-    ]
-    return [row for row in rows if row.calls]
+    model = abstract_model(config, make_site(abstract_mesh({"tp": ranks}), invariant_blocks=num_blocks))
+    rows: dict[str, StepTraffic] = {}
+    for name, layer in walk(model.all_layers()):
+        for send in layer.sends():
+            calls = send.calls * (pieces if isinstance(layer, RowParallelLinear) and send.phase == FORWARD else 1)
+            size = send.calls * tokens * send.width * itemsize
+            what = f"{folded(name)} {send.phase}"
+            row = rows.get(what, StepTraffic(what, 0, 0))
+            rows[what] = replace(row, calls=row.calls + calls, total_bytes=row.total_bytes + size)
+    norm = StepTraffic("gradient norm", 1, 8 * norm_slots(config, num_blocks or ranks))
+    return [*rows.values(), norm, StepTraffic("agreement", 1, 16)]
 
 
 def norm_slots(config: DecoderConfig, blocks: int) -> int:
-    """Numbers in the gradient norm's vector: one for each block of each part of each parameter.
-
-    A dimension is cut into `blocks` blocks, or as many as it has units; k and v are always cut by KV heads, and what is
-    replicated is one block.
-    """
-    heads, ffn, vocab = (min(units, blocks) for units in (config.heads, config.ffn_hidden, config.vocab_size))
-    is_gpt2 = config.model_type == "gpt2"
-    norm = 2 if is_gpt2 else 1  # weight and bias, or weight alone
-    qkv = (heads + 2 * config.kv_heads) * (1 + config.qkv_bias)
-    up = ffn * (1 if is_gpt2 else 2) * (1 + config.mlp_bias)  # up, or gate and up
-    block = 2 * norm + qkv + heads + config.out_bias + up + ffn + config.mlp_bias
-    tables = vocab * (1 if config.tied else 2) + (0 if config.rope_theta else 1)
-    return tables + config.num_layers * block + norm
+    """Numbers in the gradient norm's vector, for dims cut into `blocks` blocks: one for each block of each part."""
+    model = abstract_model(config, make_site(abstract_mesh({"tp": 1}), invariant_blocks=blocks))
+    return sum(1 for _, param in model.named_params() for _ in param.placement.owned_blocks())

@@ -20,28 +20,34 @@ from mpitp.bench.sizes import config_of, describe
 from mpitp.bench.timing import CLOCKS, Clock, Samples, Task, clocked, say_progress, take_turns
 from mpitp.bench.traffic import step_traffic
 from mpitp.comm.group import Group
+from mpitp.comm.mesh import make_mesh
+from mpitp.comm.serial import SerialGroup
 from mpitp.errors import UsageError
+from mpitp.layers.site import make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
+from mpitp.models.registry import recompute_blocks
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
 
+CONTEXT, ALONE = "context-parallel step", "one rank's step"
 SQUARE = 1024  # side of the product whose rate is called the SGEMM rate
 PROFILED_STEPS = 3
 OVERLAP_ROUNDS = 5
 FLOOR = ("linear products", "attention products")
+AGAIN = "recomputing step"
 REST = "Python, residual sums and the rest"
 
 
 def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """All numbers of the benchmark, equal on every rank."""
     config = config_of(args, args.model, max_positions=args.seq)
-    batch = random_batch(config, args.batch, args.seq)
-    model = random_model(config, group, args.dtype)
+    batch = batch_to_time(config, args.batch, args.seq)
+    model = random_model(config, make_site(group, dtype=args.dtype))
     step = step_of(model, batch)
     linears = linear_products(model, len(batch.tokens))
-    attention = attention_products(model, batch.seqs.lengths)
+    attention = attention_products(model, [run.length for run in batch.rows.runs])
     square = square_product(args.dtype)
     clock = CLOCKS[args.clock]
     tasks = {
@@ -51,16 +57,14 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "square": clocked(lambda: run_products([square]), clock),
     }
     blocks = (args.invariant_blocks or config.heads) if args.invariant else 0
-    if blocks:
-        invariant_model = random_model(config, group, args.dtype, blocks)
-        tasks["invariant step"] = clocked(step_of(invariant_model, batch), clock)
+    tasks |= {name: clocked(work, clock) for name, work in _other_steps(args, config, group, batch, blocks).items()}
     with _peer_tasks(args, config, group) as (peer_tasks, version):
         samples = take_turns({**tasks, **peer_tasks}, args.steps, group, "bench train")
     return {
         "machine": machine_facts(group),
         "model": describe(config, num_params(model)),
         "tokens_per_step": len(batch.tokens),
-        "sequences": len(batch.seqs.lengths),
+        "sequences": len([run.length for run in batch.rows.runs]),
         "dtype": args.dtype,
         "clock": args.clock,
         "steps": args.steps,
@@ -69,8 +73,51 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "communication": _communication(step, config, batch, model),
         "overlap": measure_overlap(step, group, OVERLAP_ROUNDS),
         "sums_at_once": compare_steps(step, group, max(args.steps, OVERLAP_ROUNDS)),
-        **({"invariant": _invariant(samples, blocks)} if blocks else {}),
+        **({"invariant": {"blocks": blocks} | _cost(samples, "invariant step")} if blocks else {}),
+        **({"sequence_parallel": _cost(samples, "sequence-parallel step")} if args.sequence_parallel else {}),
+        **({"context_parallel": _of_context(samples, group.size)} if args.context_parallel else {}),
+        **({"recompute": {"wish": args.recompute} | _cost(samples, AGAIN)} if args.recompute != "none" else {}),
         **({"against": comparison(samples, len(batch.tokens), version)} if version else {}),
+    }
+
+
+def _other_steps(
+    args: argparse.Namespace, config: DecoderConfig, group: Group, batch: Batch, blocks: int
+) -> dict[str, Callable[[], Any]]:
+    """Steps in the layouts that are asked for, beside the plain one. `blocks`: of the invariant layout; 0: without."""
+    steps: dict[str, Callable[[], Any]] = {}
+    if blocks:
+        invariant_model = random_model(config, make_site(group, dtype=args.dtype, invariant_blocks=blocks))
+        steps["invariant step"] = step_of(invariant_model, batch)
+    if args.sequence_parallel:
+        cut_by_tokens = random_model(config, make_site(group, dtype=args.dtype, sequence_parallel=True))
+        steps["sequence-parallel step"] = step_of(cut_by_tokens, batch)
+    if args.context_parallel:
+        steps |= _context_steps(args, config, group, batch)
+    if args.recompute != "none":
+        forgetful = recompute_blocks(random_model(config, make_site(group, dtype=args.dtype)), args.recompute)
+        steps[AGAIN] = step_of(forgetful, batch)
+    return steps
+
+
+def _context_steps(
+    args: argparse.Namespace, config: DecoderConfig, group: Group, batch: Batch
+) -> dict[str, Callable[[], Any]]:
+    """A step with every sequence cut over all ranks, and one of the whole batch on each rank by itself, all at once."""
+    mesh = make_mesh(group, {"cp": group.size})
+    cut = random_model(config, make_site(mesh, dtype=args.dtype, cp_form=args.context_parallel))
+    alone = random_model(config, make_site(SerialGroup(), dtype=args.dtype))
+    return {CONTEXT: step_of(cut, batch.cut(group.rank, group.size)), ALONE: step_of(alone, batch)}
+
+
+def _of_context(samples: Samples, ranks: int) -> dict[str, float]:
+    """How much of `ranks` times one rank's speed the cut step reaches."""
+    least, median = samples.ratio(ALONE, CONTEXT)
+    return {
+        "step_least_seconds": samples.least(CONTEXT),
+        "one_rank_least_seconds": samples.least(ALONE),
+        "efficiency_least": least / ranks,
+        "efficiency_median": median / ranks,
     }
 
 
@@ -107,7 +154,7 @@ def _peer_tasks(args: argparse.Namespace, config: DecoderConfig, group: Group) -
         yield tasks_and_version
 
 
-def random_batch(config: DecoderConfig, sequences: int, length: int) -> Batch:
+def batch_to_time(config: DecoderConfig, sequences: int, length: int) -> Batch:
     """Random token ids and targets, the same on every rank."""
     ids = np.random.default_rng(1).integers(0, config.vocab_size, (sequences, length + 1))
     return Batch.of_rows(ids[:, :-1], ids[:, 1:])
@@ -121,11 +168,8 @@ def step_of(model: CausalLM, batch: Batch) -> Callable[[], Any]:
 
 def num_params(model: CausalLM) -> int:
     """Elements of all global parameters."""
-    owned = 0
-    for _, param in model.named_params():
-        other = param.data.size // max(param.spec.shape[param.spec.dim], 1)
-        owned += sum(len(part.owned) for part in param.spec.parts) * other
-    return int(model.layout.group.all_reduce(np.array([owned]))[0])
+    owned = sum(param.placement.num_owned() for _, param in model.named_params())
+    return int(model.site.ranks.all_reduce(np.array([owned]))[0])
 
 
 def square_product(dtype: str) -> Product:
@@ -172,12 +216,12 @@ def _profile(step: Callable[[], Any], group: Group, clock: Clock) -> dict[str, f
 
 def _communication(step: Callable[[], Any], config: DecoderConfig, batch: Batch, model: CausalLM) -> dict[str, Any]:
     """Collectives of one step as counted, beside the closed form, and the time in them."""
-    group, watch = model.layout.group, Stopwatch()
+    group, watch = model.site.ranks, Stopwatch()
     group.barrier()
     with watch_group(group, watch) as calls:
         step()
     tokens, itemsize = len(batch.tokens), model.dtype.itemsize
-    pieces = model.layout.summation.pieces((tokens, config.hidden_size), itemsize)
+    pieces = model.site.summation().pieces((tokens, config.hidden_size), itemsize)
     expected = step_traffic(config, group.size, tokens, itemsize, pieces=len(pieces))
     counted = {
         "calls": len(calls.sizes) if group.size > 1 else 0,
@@ -190,12 +234,12 @@ def _communication(step: Callable[[], Any], config: DecoderConfig, batch: Batch,
     return group.broadcast_object(counted)
 
 
-def _invariant(samples: Samples, blocks: int) -> dict[str, float]:
-    least, median = samples.ratio("invariant step", "step")
+def _cost(samples: Samples, name: str) -> dict[str, float]:
+    """A step of another kind beside the plain one."""
+    least, median = samples.ratio(name, "step")
     return {
-        "blocks": blocks,
-        "step_least_seconds": samples.least("invariant step"),
-        "step_median_seconds": samples.median("invariant step"),
+        "step_least_seconds": samples.least(name),
+        "step_median_seconds": samples.median(name),
         "cost_percent_least": 100 * (least - 1),
         "cost_percent_median": 100 * (median - 1),
     }
@@ -222,23 +266,32 @@ def report(facts: dict[str, Any]) -> list[str]:
         f"GEMM rate: {facts['square_gflops']:.1f} GFLOP/s in a {SQUARE}^3 product; "
         f"{facts['floor_gflops']:.1f} GFLOP/s in the floor's {facts['floor_flops'] / 1e9:.1f} GFLOP",
         *comparison_lines(facts),
-        *_invariant_lines(facts),
+        *_cost_lines(facts),
         *_profile_lines(facts["profile"]),
         *_communication_lines(facts),
         *overlap_lines(facts["overlap"], facts["sums_at_once"]),
     ]
 
 
-def _invariant_lines(facts: dict[str, Any]) -> list[str]:
-    if "invariant" not in facts:
-        return []
-    found = facts["invariant"]
-    return [
-        "",
-        f"invariant mode, {found['blocks']} blocks: least {found['step_least_seconds']:.3f} s, median "
-        f"{found['step_median_seconds']:.3f} s; it costs {found['cost_percent_least']:.1f} % (least by least), "
-        f"{found['cost_percent_median']:.1f} % (median of paired ratios)",
-    ]
+def _cost_lines(facts: dict[str, Any]) -> list[str]:
+    lines = []
+    titles = {"invariant": "invariant mode, {blocks} blocks", "sequence_parallel": "sequence parallelism"}
+    for key, title in {**titles, "recompute": "recompute = {wish}"}.items():
+        if found := facts.get(key):
+            lines += [
+                "",
+                f"{title.format(**found)}: least {found['step_least_seconds']:.3f} s, median "
+                f"{found['step_median_seconds']:.3f} s; it costs {found['cost_percent_least']:.1f} % (least by least), "
+                f"{found['cost_percent_median']:.1f} % (median of paired ratios)",
+            ]
+    if found := facts.get("context_parallel"):
+        lines += [
+            "",
+            f"context parallelism: least {found['step_least_seconds']:.3f} s; one rank, all at once, each alone: "
+            f"{found['one_rank_least_seconds']:.3f} s; {100 * found['efficiency_least']:.1f} % of as many ranks' speed "
+            f"(least by least), {100 * found['efficiency_median']:.1f} % (median of paired ratios)",
+        ]
+    return lines
 
 
 def _profile_lines(profile: dict[str, float]) -> list[str]:

@@ -1,75 +1,142 @@
-"""A model from a Hugging Face directory, laid over a group, in one call."""
+"""From a wish to a model on a site: a Hugging Face directory, some of its blocks, or fresh weights from a seed."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mpitp.backend.device import Device
-from mpitp.checkpoint.hf import load_params, read_config, read_generation_config
-from mpitp.comm.group import Group
+from mpitp.checkpoint.hf import load_params
+from mpitp.checkpoint.hf_directory import read_config, read_generation_config
+from mpitp.comm.agreement import folder_facts
 from mpitp.errors import ConfigError
-from mpitp.models import MODEL_TYPES, CausalLM, DecoderConfig, build_model, config_from_hf
+from mpitp.layers.gathered import deal_weights
+from mpitp.layers.init import init_params
+from mpitp.layers.site import Site
+from mpitp.models import CausalLM, DecoderConfig, abstract_model, build_model, config_from_hf
+from mpitp.models.encoders import is_encoder
+from mpitp.models.ends import GENERATION_CONFIG, check_bos, ids_of, with_ends
+from mpitp.models.registry import recompute_blocks, tensor_names
+from mpitp.models.stages import Cutting
+from mpitp.models.vision_config import is_vision
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that can be made on any site: from `directory`, or fresh from `seed` where that is None.
+
+    `config` is the whole model's; `blocks`: only these of its blocks (None: all), with embedding, final norm and head.
+    `cutting`: into the stages of a mesh that has several. `deals_weights`: to the ranks of the axes of data.
+    `recompute`: which blocks forget (`layers/recompute.py`).
+    """
+
+    config: DecoderConfig
+    directory: Path | None = None
+    seed: int = 0
+    blocks: range | None = None
+    cutting: Cutting = Cutting()
+    deals_weights: bool = False
+    recompute: str = "none"
+
+    @property
+    def chosen_blocks(self) -> range:
+        """The blocks of the whole model that this one has."""
+        return range(self.config.num_layers) if self.blocks is None else self.blocks
+
+    @property
+    def made_config(self) -> DecoderConfig:
+        """The config of the model that is made."""
+        return self.config.of_blocks(self.chosen_blocks)
+
+    def check(self, site: Site) -> None:
+        """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
+        abstract_model(self.made_config, site, self.cutting)
+
+    def make(self, site: Site) -> CausalLM:
+        """The model on `site`, a collective over its ranks."""
+        model = recompute_blocks(build_model(self.made_config, site, self.cutting), self.recompute)
+        if self.deals_weights:
+            deal_weights(model.layers, site.mesh)
+        if self.directory is None:
+            init_params(model.named_params(), self.seed)
+            return model
+        if self.blocks is None:
+            return _loaded(model, self.directory)
+        return _with_blocks(model, self.directory, self.blocks, self.config)
+
+
+HEAD_TENSORS = ("lm_head.weight", "embed_out.weight")
+AGREED_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # weights, configs and tokenizers
 
 
 def load_config(directory: str | Path) -> DecoderConfig:
-    """The config of a Hugging Face directory. The end-of-text ids of generation_config.json, where given, replace those
-    of config.json: several models name all of them only there.
+    """The config of a Hugging Face directory; the end-of-text ids of generation_config.json count beside those of
+    config.json. What is to be told about it: `mpitp.models.ends.notices_of`.
     """
     raw = read_config(directory)
+    generation = read_generation_config(directory)
+    if is_vision(raw):
+        raise ConfigError(
+            f"{directory} holds a vision transformer (model_type {raw['model_type']!r}), and this needs a model that "
+            'continues text; mpitp classify takes such, and mpitp train with [task] kind = "image"'
+        )
+    if is_encoder(raw):
+        raise ConfigError(
+            f"{directory} holds an encoder (model_type {raw['model_type']!r}), and this needs a model that continues "
+            'text; mpitp embed takes encoders, and mpitp train with [task] kind = "classification" or "masked"'
+        )
     try:
         config = config_from_hf(raw)
+        check_bos(GENERATION_CONFIG, generation.get("bos_token_id"), config)
+        return with_ends(config, GENERATION_CONFIG, ids_of(GENERATION_CONFIG, generation.get("eos_token_id")))
     except ConfigError as error:
         raise ConfigError(f"{directory}: {error}") from error
-    ids = _ids(read_generation_config(directory).get("eos_token_id"))
-    return dataclasses.replace(config, eos_ids=ids) if ids else config
 
 
-def load_model(
-    directory: str | Path,
-    group: Group,
-    *,
-    dtype: str = "float32",
-    device: Device | None = None,
-    invariant_blocks: int = 0,
-    config: DecoderConfig | None = None,
-) -> CausalLM:
-    """The directory's model with its weights; each rank of `group` reads only the slices it holds.
+def model_facts(label: str, directory: str | Path | None) -> dict[str, str]:
+    """What a model's directory holds, for the comparison between ranks (`comm.agreement`); None: there is none."""
+    return folder_facts(label, None if directory is None else Path(directory), AGREED_FILES)
+
+
+def load_model(directory: str | Path, site: Site, *, config: DecoderConfig | None = None) -> CausalLM:
+    """The directory's model with its weights; each rank of the site reads only the slices it holds.
 
     `config` replaces `load_config(directory)`, for other dropout rates. Raises ConfigError for a model that isn't
     supported, FileError for a directory that is incomplete or contradictory.
     """
-    config = config or load_config(directory)
-    model = build_model(config, group, dtype=dtype, device=device, invariant_blocks=invariant_blocks)
-    pieces = model.hf_pieces()
-    copies = {"lm_head.weight": pieces["embedding.weight", "vocab"].tensor} if config.tied else {}
-    load_params(model, directory, model.ignorable_tensors, copies)
+    return _loaded(build_model(config or load_config(directory), site), Path(directory))
+
+
+def _loaded(model: CausalLM, directory: Path) -> CausalLM:
+    """The model with the weights of the directory."""
+    load_params(model, directory, model.ignorable_tensors, _copies(model, model.config))
     return model
 
 
-def load_blocks(
-    directory: str | Path,
-    group: Group,
-    layers: range,
-    *,
-    dtype: str = "float32",
-    device: Device | None = None,
-    invariant_blocks: int = 0,
-    config: DecoderConfig | None = None,
-) -> CausalLM:
-    """A model of the directory's blocks `layers` alone, with its embedding, final norm and head.
+def load_blocks(directory: str | Path, site: Site, blocks: range, *, config: DecoderConfig | None = None) -> CausalLM:
+    """A model of the directory's blocks `blocks` alone, with its embedding, final norm and head.
 
     The tensors of the other blocks are left alone. `config` is the whole model's.
     """
     whole = config or load_config(directory)
-    few = dataclasses.replace(whole, num_layers=len(layers))
-    model = build_model(few, group, dtype=dtype, device=device, invariant_blocks=invariant_blocks)
-    pieces = MODEL_TYPES[whole.model_type].hf_pieces(whole)
+    model = build_model(whole.of_blocks(blocks), site)
+    return _with_blocks(model, Path(directory), blocks, whole)
+
+
+def _with_blocks(model: CausalLM, directory: Path, blocks: range, whole: DecoderConfig) -> CausalLM:
+    """The model, made of as many blocks, with the weights of these blocks of the directory's whole one."""
+    pieces = tensor_names(whole)
     for name, part in list(model.pieces):
-        model.pieces[name, part] = pieces[_renumbered(name, layers.start), part]
-    load_params(model, directory, ("*",))
+        model.pieces[name, part] = pieces[_renumbered(name, blocks.start), part]
+    load_params(model, directory, ("*",), _copies(model, whole))
     return model
+
+
+def _copies(model: CausalLM, config: DecoderConfig) -> dict[str, str]:
+    """The tensors that a head may be stored as: a tied one beside the embedding or in its place, another under a name
+    of other versions.
+    """
+    of = model.hf_pieces()["embedding.weight" if config.tied else "head.weight", "vocab"].tensor
+    return {name: of for name in HEAD_TENSORS if name != of}
 
 
 def _renumbered(name: str, offset: int) -> str:
@@ -78,9 +145,3 @@ def _renumbered(name: str, offset: int) -> str:
     if words[0] == "blocks":
         words[1] = str(int(words[1]) + offset)
     return ".".join(words)
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)

@@ -20,10 +20,8 @@ agree at a step's boundary. No thread but the main one ever communicates.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import to_host
-from mpitp.checkpoint.chunk_sums import ChunkSums, Sums, join
+from mpitp.checkpoint.chunk_sums import Sums
+from mpitp.checkpoint.existing import ASIDE, checkpoints, directory_name, step_of
 from mpitp.checkpoint.hf import (
-    MODEL,
     NamedModel,
     Shards,
     all_expected,
@@ -46,22 +44,18 @@ from mpitp.checkpoint.hf import (
     with_dtype,
     write_owned,
 )
-from mpitp.checkpoint.safetensors_file import (
-    STORED_NAMES,
-    SafetensorsWriter,
-    create_file,
-    plan_file,
-    read_header_bytes,
-)
-from mpitp.checkpoint.together import gather_together, on_first_rank, raise_together
+from mpitp.checkpoint.hf_directory import MODEL
+from mpitp.checkpoint.manifest import MANIFEST, STATE, make_manifest, sums_of_chunks
+from mpitp.checkpoint.safetensors_file import STORED_NAMES, SafetensorsWriter, create_file
+from mpitp.checkpoint.safetensors_header import plan_file
+from mpitp.checkpoint.together import gather_together, raise_together
 from mpitp.comm.group import Group
 from mpitp.errors import FileError
 from mpitp.files import (
     discard,
     make_staging,
-    os_failure,
     publish,
-    read_json,
+    remove,
     sync_directory,
     sync_file,
     write_file,
@@ -70,13 +64,7 @@ from mpitp.files import (
 from mpitp.layers.param import Param
 from mpitp.models.names import HfPiece
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-STATE = "state.json"
 OPTIMIZER = "optimizer"
-ASIDE = "aside-"  # before the name of a checkpoint that the run didn't go on from
-CHUNK_BYTES = 1 << 26  # what one checksum covers
-READ_BYTES = 1 << 20
 
 Moments = Mapping[str, Mapping[str, Any]]  # kind ("exp_avg"): {parameter: array}
 
@@ -91,7 +79,7 @@ class ArraysAs:
     def named_params(self) -> Iterator[tuple[str, Param]]:
         """Each array as a parameter."""
         for name, param in self.model.named_params():
-            yield name, Param(self.arrays[name], param.spec)
+            yield name, Param(self.arrays[name], param.placement)
 
     def hf_pieces(self) -> Mapping[tuple[str, str], HfPiece]:
         """The model's own table."""
@@ -124,7 +112,7 @@ class Frozen:
     """A copy of a model's parameters in host memory, with the model's names and specs."""
 
     def __init__(self, model: NamedModel) -> None:
-        self._params = [(name, Param(_copied(param.data), param.spec)) for name, param in model.named_params()]
+        self._params = [(name, Param(_copied(param.data), param.placement)) for name, param in model.named_params()]
         self._pieces = model.hf_pieces()
 
     def named_params(self) -> Iterator[tuple[str, Param]]:
@@ -147,7 +135,7 @@ class Save:
 
     def __init__(self, root: Path, step: int, contents: Contents, group: Group, keep: int) -> None:
         """Plan the files. A collective; nothing is written yet."""
-        self.target, self.group, self.keep, self.contents = root / _name(step), group, keep, contents
+        self.target, self.group, self.keep, self.contents = root / directory_name(step), group, keep, contents
         shapes = all_expected(contents.model, group)
         stored = STORED_NAMES[contents.dtype]
         self.plans = {(sub, stem): plan_shards(shapes, stored, stem=stem) for sub, stem, _ in contents.sets()}
@@ -155,6 +143,7 @@ class Save:
         self._staging: Path | None = None
         self._sizes: dict[str, int] = {}
         self._removal: threading.Thread | None = None
+        self._unremoved: list[str] = []
 
     def run(self) -> None:
         """All phases, here and now. A collective."""
@@ -207,7 +196,7 @@ class Save:
         with ThreadPoolExecutor(
             2, "mpitp checkpoint"
         ) as pool:  # of each kind one: sums, files on their way to the disk
-            sums = {name: ChunkSums(size, CHUNK_BYTES, pool) for name, size in self._sizes.items()}
+            sums = {name: sums_of_chunks(size, pool) for name, size in self._sizes.items()}
             closing: list[Future[None]] = []
 
             def close(writer: SafetensorsWriter) -> None:
@@ -227,7 +216,7 @@ class Save:
             return
         assert self._staging is not None
         shares = {name: [own[name] for own in results if name in own] for name in self._sizes}
-        write_json(self._staging / MANIFEST, manifest(self._staging, self._sizes, shares))
+        write_json(self._staging / MANIFEST, make_manifest(self._staging, self._sizes, shares))
         sync_directory(self._staging / OPTIMIZER)
         publish(self._staging, self.target)
         self._removal = threading.Thread(target=self._remove_oldest, name="mpitp checkpoint removal")
@@ -239,15 +228,22 @@ class Save:
         found = checkpoints(root)
         old = found[self.keep :]
         if len(found) >= self.keep:
-            last = _step_of(found[self.keep - 1])
-            old += [path for path in root.glob(f"{ASIDE}step-*") if 0 <= _step_of(path, ASIDE) <= last]
+            last = step_of(found[self.keep - 1])
+            old += [path for path in root.glob(f"{ASIDE}step-*") if 0 <= step_of(path, ASIDE) <= last]
         for path in old:
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                remove(path)
+            except FileError as error:
+                self._unremoved.append(f"{path.name} should go, but {error}")
 
-    def wait_for_removal(self) -> None:
-        """Return when the oldest checkpoints are gone; a published save removes them while its caller goes on."""
+    def wait_for_removal(self) -> list[str]:
+        """Return when the oldest checkpoints are gone; a published save removes them while its caller goes on.
+
+        What couldn't be removed is told in lines: it takes room, but the new checkpoint is whole.
+        """
         if self._removal is not None:
             self._removal.join()
+        return self._unremoved
 
 
 class BackgroundSave:
@@ -293,47 +289,6 @@ class BackgroundSave:
             self._error = error
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """The directories that look like checkpoints, newest first; whether they are whole is another question."""
-    found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) >= 0]
-    return sorted(found, key=_step_of, reverse=True)
-
-
-def set_aside(paths: Sequence[Path]) -> None:
-    """Rename checkpoints, so that a run that goes on from an earlier step doesn't mix with them."""
-    for path in paths:
-        target = path.with_name(f"{ASIDE}{path.name}")
-        shutil.rmtree(target, ignore_errors=True)
-        try:
-            path.rename(target)
-        except OSError as error:
-            raise os_failure("rename", path, error) from error
-
-
-def newest_whole(root: Path, group: Group, notice: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that matches its manifest; damaged ones are skipped with a notice. A collective.
-
-    Raises FileError when the newest is of a format that this version doesn't know: it isn't damaged.
-    """
-    for path in group.broadcast_object(checkpoints(root)):
-        on_first_rank(group, partial(_refuse_newer_format, path))
-        damage = find_damage(path, group)
-        if damage is None:
-            return path
-        notice(f"{path} is skipped: {damage}")
-    return None
-
-
-def find_damage(path: Path, group: Group) -> str | None:
-    """What is wrong with a checkpoint; None: it is whole. Each rank checks its share of the chunks. A collective."""
-    problem = None
-    try:
-        problem = _damage(path, group.rank, group.size)
-    except (FileError, OSError) as error:
-        problem = str(error)
-    return next((text for text in group.all_gather_objects(problem) if text is not None), None)
-
-
 def load_arrays(path: Path, model: NamedModel, moments: Moments) -> None:
     """Fill the model's parameters and the moments from a checkpoint; each rank reads the rows it holds."""
     load_params(model, path)
@@ -341,115 +296,9 @@ def load_arrays(path: Path, model: NamedModel, moments: Moments) -> None:
         load_params(ArraysAs(model, arrays), path / OPTIMIZER, stem=kind)
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """A checkpoint's state.json. Raises FileError for a directory that is none, or of a newer format."""
-    if not (path / STATE).is_file():
-        raise FileError(f"{path} holds no {STATE}, so it is no checkpoint of a training run")
-    state = read_json(path / STATE)
-    _check_format(path / STATE, state.get("format"))
-    if type(state.get("step")) is not int or state["step"] < 1:
-        raise FileError(f"{path / STATE}: step is {state.get('step')!r}, expected a whole number of at least 1")
-    return state
-
-
-def manifest(staging: Path, sizes: Mapping[str, int], shares: Mapping[str, Sequence[Sums]]) -> dict[str, Any]:
-    """The manifest's content; files that no rank has summed while writing (the small ones) are read."""
-    files = {}
-    for name, size in sorted(sizes.items()):
-        if shares[name]:
-            header = ChunkSums(size, CHUNK_BYTES)
-            header.add(0, memoryview(read_header_bytes(staging / name)))
-            sums = join([header.sums(), *shares[name]], size, CHUNK_BYTES)
-        else:
-            sums = [_crc(staging / name, chunk) for chunk in range(_num_chunks(size))]
-        files[name] = {"bytes": size, "crc32": sums}
-    return {"format": FORMAT, "chunk_bytes": CHUNK_BYTES, "files": files}
-
-
-def checksums(directory: Path, sizes: Mapping[str, int], rank: int, ranks: int) -> dict[str, dict[int, int]]:
-    """CRC-32 of this rank's share of the chunks of these files: {file: {chunk: sum}}."""
-    everything = [(name, chunk) for name, size in sorted(sizes.items()) for chunk in range(_num_chunks(size))]
-    sums: dict[str, dict[int, int]] = {}
-    for name, chunk in everything[rank::ranks]:
-        sums.setdefault(name, {})[chunk] = _crc(directory / name, chunk)
-    return sums
-
-
-def _damage(path: Path, rank: int, ranks: int) -> str | None:
-    if not (path / MANIFEST).is_file():
-        return f"it has no {MANIFEST}" if path.exists() else "it doesn't exist"
-    files = _read_manifest(path / MANIFEST)
-    for name, (size, _) in files.items():
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        found = (path / name).stat().st_size
-        if found != size:
-            return f"{name} has {found} bytes, its {MANIFEST} says {size}"
-    for name, chunks in checksums(path, {name: size for name, (size, _) in files.items()}, rank, ranks).items():
-        if any(files[name][1][chunk] != value for chunk, value in chunks.items()):
-            return f"{name} doesn't match its checksum"
-    return None
-
-
-def _read_manifest(path: Path) -> dict[str, tuple[int, list[int]]]:
-    """Size and sums of each file. Raises FileError for anything that no save has written."""
-    raw = read_json(path)
-    _check_format(path, raw.get("format"))
-    try:
-        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in raw["files"].items()}
-        is_sound = raw["chunk_bytes"] == CHUNK_BYTES and STATE in files
-        is_sound &= all(len(sums) == _num_chunks(size) and not _leaves(name) for name, (size, sums) in files.items())
-    except (KeyError, TypeError, AttributeError):
-        is_sound = False
-    if not is_sound:
-        raise FileError(f"{path} is garbled: it isn't as it was written")
-    return files
-
-
-def _leaves(name: str) -> bool:
-    """Whether a name leads out of its directory."""
-    return Path(name).is_absolute() or ".." in Path(name).parts
-
-
-def _check_format(path: Path, found: Any) -> None:
-    if found != FORMAT:
-        raise FileError(
-            f"{path}: format {found!r} is not the one that this version reads ({FORMAT}); "
-            "use the version of mpitp that wrote it"
-        )
-
-
-def _refuse_newer_format(path: Path) -> None:
-    for name in (MANIFEST, STATE):
-        try:
-            found = read_json(path / name).get("format")
-        except FileError:
-            continue  # damage, which is another matter
-        if type(found) is int and found > FORMAT:
-            _check_format(path / name, found)
-
-
 def _sizes(directory: Path) -> dict[str, int]:
     files = [path for path in directory.rglob("*") if path.is_file()]
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
-
-
-def _num_chunks(size: int) -> int:
-    return max(1, -(-size // CHUNK_BYTES))
-
-
-def _crc(path: Path, chunk: int) -> int:
-    value, left = 0, CHUNK_BYTES
-    buffer = memoryview(bytearray(READ_BYTES))
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(chunk * CHUNK_BYTES)
-            while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
-                value = zlib.crc32(buffer[:count], value)
-                left -= count
-    except OSError as error:
-        raise os_failure("read", path, error) from error
-    return value
 
 
 def _copied(array: Any) -> np.ndarray:
@@ -462,13 +311,3 @@ def _create_files(directory: Path, stem: str, shards: Shards) -> None:
         create_file(directory / name, plan_file(tensors))
     if len(shards) > 1:
         write_json(directory / f"{stem}.safetensors.index.json", index_of(shards))
-
-
-def _step_of(path: Path, prefix: str = "") -> int:
-    """The step of a directory's name behind `prefix`; -1: it isn't a checkpoint's."""
-    digits = path.name.removeprefix(f"{prefix}step-")
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08}"

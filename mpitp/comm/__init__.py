@@ -6,32 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpitp.comm.group import Group, Pending
-    from mpitp.comm.mesh import Mesh, make_mesh
+    from mpitp.comm.group import ForwardingGroup, Group, Pending
+    from mpitp.comm.mesh import Mesh, abstract_mesh, make_mesh
     from mpitp.comm.mpi import MpiGroup
     from mpitp.comm.serial import SerialGroup
+    from mpitp.comm.start_world import world_group
     from mpitp.comm.threads import ThreadGroup, run_threads
-    from mpitp.comm.world import world_group
 
 _HOMES = {
+    "ForwardingGroup": "group",
     "Group": "group",
     "Mesh": "mesh",
     "MpiGroup": "mpi",
     "Pending": "group",
     "SerialGroup": "serial",
     "ThreadGroup": "threads",
+    "abstract_mesh": "mesh",
     "make_mesh": "mesh",
     "run_threads": "threads",
-    "world_group": "world",
+    "world_group": "start_world",
 }
 
 __all__ = [
+    "ForwardingGroup",
     "Group",
     "Mesh",
     "MpiGroup",
     "Pending",
     "SerialGroup",
     "ThreadGroup",
+    "abstract_mesh",
     "make_mesh",
     "run_threads",
     "world_group",

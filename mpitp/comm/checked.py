@@ -8,39 +8,39 @@ several equal collectives is found at the next one, not where the order at last 
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from mpitp.comm.group import Group
-from mpitp.comm.wrapped import Call, WrappedGroup, call_site
+from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup, call_site
 from mpitp.errors import LaunchError
 
-_POINT_TO_POINT = ("send", "recv")  # these concern two ranks only
+_POINT_TO_POINT = ("send", "recv", "start send", "start recv")  # these concern two ranks only
 
 
-class CheckedGroup(WrappedGroup):
-    """Every collective is preceded by a comparison of all ranks' calls. Raises LaunchError on every rank."""
+def checked(inner: Group) -> Group:
+    """`inner`, every collective preceded by a comparison of all ranks' calls. Raises LaunchError on every rank."""
+    return ObservedGroup(inner, _Comparison())
 
-    def __init__(self, inner: Group) -> None:
-        super().__init__(inner)
-        self._count = 0
 
-    def _around(self, call: Call, run: Callable[[], Any]) -> Any:
+class _Comparison(GroupObserver):
+    def __init__(self) -> None:
+        self._counts: Counter[Group] = Counter()
+
+    def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         if call.op not in _POINT_TO_POINT and not call.op.startswith("wait "):
-            self._count += 1
-            self._compare(self.inner.all_gather_objects((call, call_site(), socket.gethostname())))
+            self._counts[group] += 1
+            calls = group.inner.all_gather_objects((call, call_site(), socket.gethostname()))
+            _compare(self._counts[group], calls)
         return run()
 
-    def _wrap_split(self, inner: Group) -> Group:
-        return CheckedGroup(inner)
 
-    def _compare(self, calls: list[tuple[Call, str, str]]) -> None:
-        first = calls[0]
-        for rank, other in enumerate(calls):
-            if _comparable(other) != _comparable(first):
-                raise LaunchError(
-                    f"collective {self._count} differs between ranks:\n  {_told(0, first)}\n  {_told(rank, other)}"
-                )
+def _compare(count: int, calls: list[tuple[Call, str, str]]) -> None:
+    first = calls[0]
+    for rank, other in enumerate(calls):
+        if _comparable(other) != _comparable(first):
+            raise LaunchError(f"collective {count} differs between ranks:\n  {_told(0, first)}\n  {_told(rank, other)}")
 
 
 def _comparable(told: tuple[Call, str, str]) -> tuple[Any, ...]:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Array = Any  # a NumPy array, or an array of a module that works alike (CuPy)
+if TYPE_CHECKING:  # the command line imports no NumPy
+    from mpitp.backend.arrays import Array
 
 
 class Pending:
@@ -122,6 +123,12 @@ class Group(ABC):
         """
         return xp.empty(shape, dtype)
 
+    def wait_for(self, source: int, tag: int = 0) -> None:  # noqa: B027
+        """Sleep until rank `source` has sent a message with this tag: `recv` may keep a core busy while it waits.
+
+        Kinds whose `recv` sleeps return at once.
+        """
+
     def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
         """Start `all_reduce`; don't touch x or out before `wait()`. Kinds that can't overlap do it at once."""
         return Pending.done(self.all_reduce(x, op, out))
@@ -133,3 +140,68 @@ class Group(ABC):
     def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
         """Start `reduce_scatter`."""
         return Pending.done(self.reduce_scatter(x, sizes, dim))
+
+    def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
+        """Start `send`; don't write to x before `wait()`, which returns x. Waits for nobody here."""
+        self.send(x, dest, tag)
+        return Pending.done(x)
+
+    def start_recv(self, like: Array, source: int, tag: int = 0) -> Pending:
+        """Start `recv`; `wait()` returns the array. Started in any order: tags tell which is which."""
+        return Pending(lambda: self.recv(like, source, tag))
+
+
+class ForwardingGroup(Group):
+    """Hands every call on to `inner`: the base of a group that does a few collectives in a way of its own.
+
+    Started collectives go through this group's own blocking ones (see `Group`), so that one that is done differently is
+    so wherever layers use it; started messages go to `inner`.
+    """
+
+    def __init__(self, inner: Group) -> None:
+        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+
+    def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
+        return self.inner.all_reduce(x, op, out)
+
+    def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
+        return self.inner.all_reduce_in_order(partials, like)
+
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        return self.inner.all_gather(x, dim)
+
+    def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
+        return self.inner.reduce_scatter(x, sizes, dim)
+
+    def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
+        return self.inner.all_to_all(blocks)
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        return self.inner.broadcast(x, root)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        return self.inner.broadcast_object(value, root)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.inner.all_gather_objects(value)
+
+    def send(self, x: Array, dest: int, tag: int = 0) -> None:
+        self.inner.send(x, dest, tag)
+
+    def recv(self, like: Array, source: int, tag: int = 0) -> Array:
+        return self.inner.recv(like, source, tag)
+
+    def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
+        return self.inner.start_send(x, dest, tag)
+
+    def start_recv(self, like: Array, source: int, tag: int = 0) -> Pending:
+        return self.inner.start_recv(like, source, tag)
+
+    def wait_for(self, source: int, tag: int = 0) -> None:
+        self.inner.wait_for(source, tag)
+
+    def barrier(self) -> None:
+        self.inner.barrier()
+
+    def split(self, color: int, key: int) -> Group:
+        return self.inner.split(color, key)

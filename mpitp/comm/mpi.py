@@ -1,6 +1,6 @@
 """Ranks as processes that talk through MPI (mpi4py).
 
-What has to be right about every call is done here and in `wire.py`, once: contiguity, streams and staging of device
+What has to be right about every call is done here and in `buffers.py`, once: contiguity, streams and staging of device
 arrays, 16-bit floats summed in float32, element counts beyond what the libraries take in one call, empty arrays.
 
 `max` and `min` of NaN are whatever the MPI library makes of them; sums carry NaN on as always.
@@ -9,6 +9,7 @@ arrays, 16-bit floats summed in float32, element counts beyond what the librarie
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,19 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import array_module, synchronize
+from mpitp.backend.arrays import Array, array_module, synchronize
+from mpitp.backend.precision import wide_dtype
+from mpitp.comm.buffers import Buffers, DirectBuffers, HostBuffers, StagedBuffers
+from mpitp.comm.chain_sum import chain_sum
 from mpitp.comm.device_aware import query_device_awareness
-from mpitp.comm.exchange import Links, exchange
-from mpitp.comm.group import Array, Group, Pending
-from mpitp.comm.progress import Need, Stepwise, progress
-from mpitp.comm.reductions import check_op, cut, reduction, stretches, sum_in_order, wide_dtype
+from mpitp.comm.group import Group, Pending
+from mpitp.comm.mpi_types import MpiTypes
+from mpitp.comm.pairwise_all_reduce import Links, pairwise_all_reduce
+from mpitp.comm.progress import Need, Steps, Stepwise, progress
+from mpitp.comm.reductions import check_op, cut, reduction, stretches, sum_in_order
 from mpitp.comm.serial import SerialGroup
-from mpitp.comm.wire import DirectWire, HostWire, StagedWire, Wire
 from mpitp.errors import UsageError
 
-# Tags of this module's own messages: the highest that the standard grants, out of the way of `send`'s callers.
-_TAG_PARTIAL, _TAG_TOTAL, _TAG_BLOCK = 32765, 32766, 32767
-_TAG_EXCHANGE, _EXCHANGES = 32000, 256  # two tags for each of so many exchanges under way
+# Tags of our own messages (`chain_sum.py` has two): the highest that the standard grants, away from `send`'s callers.
+_TAG_BLOCK = 32767
+_TAG_PAIRWISE, _PAIRWISE_SUMS = 32000, 256  # two tags for each of so many under way
+FIRST_NAP_SECONDS, MOST_NAP_SECONDS = 1e-4, 2e-3  # between two looks for a message: half a percent of a core
 SMALLEST_BACKGROUND_BYTES = 1 << 16  # a smaller sum is over before the progress thread has a turn
 
 
@@ -51,6 +56,7 @@ class MpiGroup(Group):
     `device_aware`: whether the library reads device memory; None asks the library when the first device array comes.
     `in_background`: large started sums are moved on while the rank computes (`progress.py`), all else is done at once.
     Worth it between nodes only; MPI must have been started for several threads.
+    `place`: puts a group that is split off on its nodes, as `world_group` does with the whole; None: it stays as it is.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class MpiGroup(Group):
         pipeline_elements: int = 2**16,
         device_aware: bool | None = None,
         in_background: bool = False,
+        place: Callable[[MpiGroup], Group] | None = None,
     ) -> None:
         from mpi4py import MPI
 
@@ -71,14 +78,14 @@ class MpiGroup(Group):
         self._chunk = chunk_elements
         self._pipeline = pipeline_elements
         self._device_aware = device_aware
+        self._place = place
         self.in_background = in_background and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.smallest_background_bytes = SMALLEST_BACKGROUND_BYTES
-        self._links = Links(comm, self._raw, self._need)
-        self._exchanges = 0  # that were started
+        self._types = MpiTypes(MPI, chunk_elements)
+        self._links = Links(comm, self._types.raw, self._need)
+        self._pairwise_sums = 0  # that were started
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-        self._types = _reduction_types(MPI)
-        self._units = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}
-        self._wires: dict[Any, Wire] = {np: HostWire()}
+        self._buffers_of: dict[Any, Buffers] = {np: HostBuffers()}
         self._now = _Calls(comm.Allreduce, comm.Allgatherv, comm.Reduce_scatter, comm.Reduce, comm.Bcast)
         self._later = _Calls(comm.Iallreduce, comm.Iallgatherv, comm.Ireduce_scatter, comm.Ireduce, comm.Ibcast)
 
@@ -92,28 +99,28 @@ class MpiGroup(Group):
 
     def _all_reduce(self, x: Array, op: str, out: Array | None, calls: _Calls, *, starts: bool = False) -> Pending:
         check_op(op)
-        wire = self._wire(x)
+        buffers = self._buffers(x)
         dtype = wide_dtype(x.dtype)
-        kind = self._type(dtype)
-        source = wire.outgoing(x.astype(dtype, copy=False))
-        target = self._reduction_target(wire, source, x, out)
+        kind = self._types.reduced(dtype)
+        source = buffers.outgoing(x.astype(dtype, copy=False))
+        target = self._reduction_target(buffers, source, x, out)
         send, receive = source.reshape(-1), target.reshape(-1)
-        if starts and wire.can_start and self._goes_in_background(send):
-            return self._start_exchange(send, receive, op, lambda: _deliver(wire, target, x, out))
+        if starts and buffers.can_start and self._goes_in_background(send):
+            return self._start_pairwise(send, receive, op, lambda: _deliver(buffers, target, x, out))
         requests = []
         for part in stretches(receive.size, self._chunk):
             buffer = self._mpi.IN_PLACE if target is source else [send[part], kind]
             requests.append(calls.all_reduce(buffer, [receive[part], kind], self._ops[op]))
-        return self._pending(requests, lambda: _deliver(wire, target, x, out))
+        return self._pending(requests, lambda: _deliver(buffers, target, x, out))
 
     def _goes_in_background(self, flat: Array) -> bool:
         is_large = flat.nbytes >= self.smallest_background_bytes and flat.size <= self._chunk
         return self.in_background and self.size > 1 and is_large
 
-    def _start_exchange(self, send: Array, receive: Array, op: str, finish: Callable[[], Array]) -> Pending:
-        self._exchanges += 1
-        tag = _TAG_EXCHANGE + 2 * (self._exchanges % _EXCHANGES)
-        collective = Stepwise(exchange(self._links, send, receive, reduction(op, np), tag))
+    def _start_pairwise(self, send: Array, receive: Array, op: str, finish: Callable[[], Array]) -> Pending:
+        self._pairwise_sums += 1
+        tag = _TAG_PAIRWISE + 2 * (self._pairwise_sums % _PAIRWISE_SUMS)
+        collective = Stepwise(pairwise_all_reduce(self._links, send, receive, reduction(op, np), tag))
         collective.test()  # sends the first messages
 
         def wait() -> Array:
@@ -122,16 +129,16 @@ class MpiGroup(Group):
 
         return Pending(wait, progress.watch(collective).test)
 
-    def _reduction_target(self, wire: Wire, source: Array, x: Array, out: Array | None) -> Array:
+    def _reduction_target(self, buffers: Buffers, source: Array, x: Array, out: Array | None) -> Array:
         """The buffer that gets the result; `source` itself when the reduction may happen in place."""
-        if not wire.shares(source, x):
+        if not buffers.shares(source, x):
             return source
         if out is not None and out.dtype == source.dtype and out.flags.c_contiguous:
             if out is x:
                 return source
-            if not wire.shares(out, x):
+            if not buffers.shares(out, x):
                 return out
-        return wire.empty(source.shape, source.dtype)
+        return buffers.empty(source.shape, source.dtype)
 
     def reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Array:
         return self._reduce_scatter(x, sizes, dim, self._now).wait()
@@ -142,14 +149,14 @@ class MpiGroup(Group):
     def _reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int, calls: _Calls) -> Pending:
         if len(sizes) != self.size:
             raise UsageError(f"reduce_scatter needs one size for each of {self.size} ranks, got {list(sizes)}")
-        wire = self._wire(x)
+        buffers = self._buffers(x)
         dtype = wide_dtype(x.dtype)
         pieces = [piece.astype(dtype, copy=False) for piece in cut(x, sizes, dim)]
-        packed = wire.outgoing(_pack(x, pieces, dim))
-        own = wire.empty(pieces[self.rank].shape, dtype)
+        packed = buffers.outgoing(_pack(x, pieces, dim))
+        own = buffers.empty(pieces[self.rank].shape, dtype)
         counts = [piece.size for piece in pieces]
-        requests = self._scatter_sums(packed, own.reshape(-1), counts, self._type(dtype), calls)
-        return self._pending(requests, lambda: _deliver(wire, own, x, None))
+        requests = self._scatter_sums(packed, own.reshape(-1), counts, self._types.reduced(dtype), calls)
+        return self._pending(requests, lambda: _deliver(buffers, own, x, None))
 
     def _scatter_sums(self, packed: Array, own: Array, counts: list[int], kind: Any, calls: _Calls) -> list[Any]:
         if sum(counts) <= self._chunk:
@@ -164,45 +171,16 @@ class MpiGroup(Group):
         return requests
 
     def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
-        """See `Group`. The running sum goes from rank 0 to the last rank, the total on to 0 and along the same chain.
-
-        Both travel in stretches, each of which a rank passes on before it asks for the next: all links work at once,
-        and each carries the array twice, as in a ring all-reduce.
-        """
+        """See `Group` and `chain_sum.py`."""
         if self.size == 1:
             return sum_in_order(partials, like)
-        wire = self._wire(like)
-        total = wire.empty(like.shape, wide_dtype(like.dtype))
+        buffers = self._buffers(like)
+        total = buffers.empty(like.shape, wide_dtype(like.dtype))
+        if not total.size:
+            return array_module(like).empty(like.shape, like.dtype)
         parts = [total.reshape(-1)[part] for part in stretches(total.size, self._pipeline)]
-        sent = self._pass_partial_sums(wire, parts, [partial.reshape(-1) for partial in partials])
-        sent += self._pass_totals(parts, sent)
-        self._mpi.Request.Waitall(sent)
-        return wire.incoming(total.astype(like.dtype, copy=False)) if total.size else self._empty_like(like)
-
-    def _pass_partial_sums(self, wire: Wire, parts: list[Array], partials: list[Array]) -> list[Any]:
-        """Running sums come from the rank before, get this rank's partials and go to the rank after (cyclic)."""
-        sent, start = [], 0
-        for part in parts:
-            if self.rank:
-                self.comm.Recv(self._raw(part), self.rank - 1, _TAG_PARTIAL)
-            else:
-                part[...] = 0
-            wire.add(part, [partial[start : start + part.size] for partial in partials])
-            tag = _TAG_TOTAL if self.rank == self.size - 1 else _TAG_PARTIAL
-            sent.append(self.comm.Isend(self._raw(part), (self.rank + 1) % self.size, tag))
-            start += part.size
-        return sent
-
-    def _pass_totals(self, parts: list[Array], partials_sent: list[Any]) -> list[Any]:
-        sent: list[Any] = []
-        if self.rank == self.size - 1:
-            return sent
-        for part, partial_sent in zip(parts, partials_sent, strict=True):
-            partial_sent.Wait()  # the total takes the place of the running sum
-            self.comm.Recv(self._raw(part), (self.rank - 1) % self.size, _TAG_TOTAL)
-            if self.rank + 1 < self.size - 1:
-                sent.append(self.comm.Isend(self._raw(part), self.rank + 1, _TAG_TOTAL))
-        return sent
+        chain_sum(self._links, buffers, parts, [partial.reshape(-1) for partial in partials])
+        return buffers.incoming(total.astype(like.dtype, copy=False))
 
     # Moving values
 
@@ -214,20 +192,20 @@ class MpiGroup(Group):
 
     def _all_gather(self, x: Array, dim: int, calls: _Calls) -> Pending:
         dim = dim % x.ndim
-        wire = self._wire(x)
+        buffers = self._buffers(x)
         lengths = self._exchange_lengths(x, dim)
         shapes = [x.shape[:dim] + (length,) + x.shape[dim + 1 :] for length in lengths]
         counts = [prod(shape) for shape in shapes]
-        source = wire.outgoing(x)
-        joined = wire.empty((sum(counts),), x.dtype)
+        source = buffers.outgoing(x)
+        joined = buffers.empty((sum(counts),), x.dtype)
         requests = self._gather_flat(source.reshape(-1), joined, counts, calls)
-        return self._pending(requests, lambda: _join(wire.incoming(joined), shapes, counts, dim))
+        return self._pending(requests, lambda: _join(buffers.incoming(joined), shapes, counts, dim))
 
     def _gather_flat(self, source: Array, joined: Array, counts: list[int], calls: _Calls) -> list[Any]:
         """Every rank's flat `source` into `joined`, one after the other; `counts` elements came from each rank."""
         starts = [sum(counts[:rank]) for rank in range(self.size)]
-        send, unit = self._raw(source)
-        receive, _ = self._raw(joined)
+        send, unit = self._types.raw(source)
+        receive, _ = self._types.raw(joined)
         per_element = receive.size // joined.size if joined.size else 1
         if joined.size <= self._chunk:
             layout = ([c * per_element for c in counts], [s * per_element for s in starts])
@@ -238,7 +216,7 @@ class MpiGroup(Group):
         requests = []
         for root, (start, count) in enumerate(zip(starts, counts, strict=True)):
             piece = joined[start : start + count]
-            requests += [calls.broadcast(self._raw(piece[part]), root) for part in stretches(count, self._chunk)]
+            requests += [calls.broadcast(self._types.raw(piece[part]), root) for part in stretches(count, self._chunk)]
         return requests
 
     def _exchange_lengths(self, x: Array, dim: int) -> list[int]:
@@ -254,26 +232,26 @@ class MpiGroup(Group):
 
     def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
         assert len(blocks) == self.size, f"all_to_all needs {self.size} blocks, got {len(blocks)}"
-        wire = self._wire(blocks[0])
+        buffers = self._buffers(blocks[0])
         shapes = self.comm.alltoall([tuple(block.shape) for block in blocks])
-        received = [wire.empty(shape, blocks[0].dtype) for shape in shapes]
+        received = [buffers.empty(shape, blocks[0].dtype) for shape in shapes]
         requests, kept = [], []
         for distance in range(1, self.size):
             source, dest = (self.rank - distance) % self.size, (self.rank + distance) % self.size
-            kept.append(wire.outgoing(blocks[dest]))
-            requests += [self.comm.Irecv(buffer, source, _TAG_BLOCK) for buffer in self._chunks(received[source])]
-            requests += [self.comm.Isend(buffer, dest, _TAG_BLOCK) for buffer in self._chunks(kept[-1])]
+            kept.append(buffers.outgoing(blocks[dest]))
+            requests += [self.comm.Irecv(buffer, source, _TAG_BLOCK) for buffer in self._types.chunks(received[source])]
+            requests += [self.comm.Isend(buffer, dest, _TAG_BLOCK) for buffer in self._types.chunks(kept[-1])]
         self._mpi.Request.Waitall(requests)
-        result = [wire.incoming(buffer) for buffer in received]
+        result = [buffers.incoming(buffer) for buffer in received]
         result[self.rank] = blocks[self.rank].copy()
         return result
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
-        wire = self._wire(x)
-        buffer = wire.outgoing(x) if self.rank == root else wire.empty(x.shape, x.dtype)
-        for chunk in self._chunks(buffer):
+        buffers = self._buffers(x)
+        buffer = buffers.outgoing(x) if self.rank == root else buffers.empty(x.shape, x.dtype)
+        for chunk in self._types.chunks(buffer):
             self.comm.Bcast(chunk, root)
-        return x if self.rank == root else wire.incoming(buffer)
+        return x if self.rank == root else buffers.incoming(buffer)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         data = np.frombuffer(_pickled(value), np.uint8) if self.rank == root else np.empty(0, np.uint8)
@@ -290,15 +268,44 @@ class MpiGroup(Group):
         return [pickle.loads(piece) for piece in cut(joined, lengths, 0)]
 
     def send(self, x: Array, dest: int, tag: int = 0) -> None:
-        for chunk in self._chunks(self._wire(x).outgoing(x)):
+        for chunk in self._types.chunks(self._buffers(x).outgoing(x)):
             self.comm.Send(chunk, dest, tag)
 
     def recv(self, like: Array, source: int, tag: int = 0) -> Array:
-        wire = self._wire(like)
-        buffer = wire.empty(like.shape, like.dtype)
-        for chunk in self._chunks(buffer):
+        buffers = self._buffers(like)
+        buffer = buffers.empty(like.shape, like.dtype)
+        for chunk in self._types.chunks(buffer):
             self.comm.Recv(chunk, source, tag)
-        return wire.incoming(buffer)
+        return buffers.incoming(buffer)
+
+    def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
+        chunks = self._types.chunks(self._buffers(x).outgoing(x))
+        return self._message([self.comm.Isend(chunk, dest, tag) for chunk in chunks], x, lambda: x)
+
+    def start_recv(self, like: Array, source: int, tag: int = 0) -> Pending:
+        buffers = self._buffers(like)
+        buffer = buffers.empty(like.shape, like.dtype)
+        requests = [self.comm.Irecv(chunk, source, tag) for chunk in self._types.chunks(buffer)]
+        return self._message(requests, like, lambda: buffers.incoming(buffer))
+
+    def _message(self, requests: list[Any], x: Array, finish: Callable[[], Array]) -> Pending:
+        """A message like x under way, moved on while the rank computes where a large sum would be."""
+        if not requests or not self.in_background or x.nbytes < self.smallest_background_bytes:
+            return self._pending(requests, finish)
+        message = Stepwise(_until(self._need(requests)))
+        message.test()
+
+        def wait() -> Array:
+            message.wait()
+            return finish()  # in the rank's own thread: it may use the device
+
+        return Pending(wait, progress.watch(message).test)
+
+    def wait_for(self, source: int, tag: int = 0) -> None:
+        nap = FIRST_NAP_SECONDS
+        while not self.comm.Iprobe(source, tag):
+            time.sleep(nap)
+            nap = min(2 * nap, MOST_NAP_SECONDS)
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -308,13 +315,19 @@ class MpiGroup(Group):
         if comm.Get_size() == 1:
             comm.Free()
             return SerialGroup()
-        return MpiGroup(
+        group = MpiGroup(
             comm,
             chunk_elements=self._chunk,
             pipeline_elements=self._pipeline,
             device_aware=self._device_aware,
             in_background=self.in_background,
+            place=self._place,
         )
+        return group if self._place is None else self._place(group)
+
+    def bare(self) -> MpiGroup:
+        """The same ranks; what is split off from here is not placed on nodes."""
+        return MpiGroup(self.comm, chunk_elements=self._chunk, in_background=self.in_background)
 
     def split_by_node(self) -> Group:
         """The ranks of this rank's own node."""
@@ -326,19 +339,19 @@ class MpiGroup(Group):
 
     # Helpers
 
-    def _wire(self, x: Array) -> Wire:
+    def _buffers(self, x: Array) -> Buffers:
         module = array_module(x)
-        if module not in self._wires:
+        if module not in self._buffers_of:
             if self._device_aware is None:
                 self._device_aware = query_device_awareness().aware
-            self._wires[module] = DirectWire(module) if self._device_aware else StagedWire(module)
-        return self._wires[module]
+            self._buffers_of[module] = DirectBuffers(module) if self._device_aware else StagedBuffers(module)
+        return self._buffers_of[module]
 
     def _starting_calls(self, x: Array) -> _Calls:
         """The library's own started collectives, which are for one thread: Open MPI's end too early when another one
         makes progress too (seen in version 5.0.11).
         """
-        return self._later if self._wire(x).can_start and not self.in_background else self._now
+        return self._later if self._buffers(x).can_start and not self.in_background else self._now
 
     def _pending(self, requests: list[Any], finish: Callable[[], Array]) -> Pending:
         """The collective that `requests` carry out (entries are None where a blocking call has done it).
@@ -353,50 +366,23 @@ class MpiGroup(Group):
             self._mpi.Request.Waitall(started)
             return finish()
 
-        return Pending(wait)
+        return Pending(wait, lambda: bool(self._mpi.Request.Testall(started)))
 
     def _need(self, requests: list[Any]) -> Need:
         """That messages have come and gone."""
         request = self._mpi.Request
         return Need(lambda: request.Testall(requests), lambda: request.Waitall(requests))
 
-    def _type(self, dtype: np.dtype) -> Any:
-        if dtype not in self._types:
-            raise UsageError(f"arrays of {dtype} can't be reduced over ranks; floats and integers can")
-        return self._types[dtype]
 
-    def _raw(self, flat: Array) -> list[Any]:
-        """A flat buffer as unsigned integers of its item size, with their MPI type: moves every dtype alike."""
-        unit = next(size for size in (8, 4, 2, 1) if flat.dtype.itemsize % size == 0)
-        return [flat.view(f"u{unit}"), self._units[unit]]
-
-    def _chunks(self, buffer: Array) -> list[list[Any]]:
-        flat = buffer.reshape(-1)
-        return [self._raw(flat[part]) for part in stretches(flat.size, self._chunk)]
-
-    def _empty_like(self, like: Array) -> Array:
-        return array_module(like).empty(like.shape, like.dtype)
+def _until(need: Need) -> Steps:
+    """No more than that what is needed is there."""
+    yield need
+    return None
 
 
-def _reduction_types(mpi: Any) -> dict[np.dtype, Any]:
-    """The MPI types of what can be reduced. 16-bit floats are not among them: see `wide_dtype`."""
-    return {
-        np.dtype(np.float32): mpi.FLOAT,
-        np.dtype(np.float64): mpi.DOUBLE,
-        np.dtype(np.int8): mpi.INT8_T,
-        np.dtype(np.int16): mpi.INT16_T,
-        np.dtype(np.int32): mpi.INT32_T,
-        np.dtype(np.int64): mpi.INT64_T,
-        np.dtype(np.uint8): mpi.UINT8_T,
-        np.dtype(np.uint16): mpi.UINT16_T,
-        np.dtype(np.uint32): mpi.UINT32_T,
-        np.dtype(np.uint64): mpi.UINT64_T,
-    }
-
-
-def _deliver(wire: Wire, buffer: Array, x: Array, out: Array | None) -> Array:
+def _deliver(buffers: Buffers, buffer: Array, x: Array, out: Array | None) -> Array:
     """The received buffer in the dtype of `x`, in `out` where one was given."""
-    result = wire.incoming(buffer.astype(x.dtype, copy=False))
+    result = buffers.incoming(buffer.astype(x.dtype, copy=False))
     if out is None or result is out:
         return result
     out[...] = result

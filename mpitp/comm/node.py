@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.arrays import Array
 from mpitp.backend.threads import affinity_cores
-from mpitp.comm.group import Array, Group, Pending
+from mpitp.comm.group import ForwardingGroup, Group, Pending
 from mpitp.comm.node_gather import NodeGather
 from mpitp.comm.progress import Need, Steps, Stepwise, progress, run_to_end
 from mpitp.comm.reductions import check_op, cut, reduction, stretches
-from mpitp.comm.shared_memory import SharedMemory, map_shared
+from mpitp.comm.shared_memory import SharedMemory, map_shared, orders_stores
 
 READY, SUMMED, DONE = 0, 1, 2  # the counters
 SLOTS = 3
@@ -42,11 +43,12 @@ CACHED_ELEMENTS = 1 << 15
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NodeGroup(Group):
+class NodeGroup(ForwardingGroup):
     """A group that sums within a node through shared memory. `inner` does what shared memory isn't used for.
 
     `node`: this rank's group of its own node (None: all ranks are on one). `across`: the ranks that have the same place
-    on their nodes; every node must have as many ranks.
+    on their nodes; every node must have as many ranks. `spin`: whether a rank that waits keeps its core for a while;
+    None: where there is a core for each rank of the group.
     """
 
     def __init__(
@@ -57,14 +59,15 @@ class NodeGroup(Group):
         *,
         smallest_bytes: int = SMALLEST_BYTES,
         largest_bytes: int = LARGEST_BYTES,
+        spin: bool | None = None,
     ) -> None:
-        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        super().__init__(inner)
         self.node, self.across = node or inner, across
         self.in_background = inner.in_background and across is not None
         if across is not None:
             across.smallest_background_bytes = 0  # the progress thread starts these sums, and nothing may block there
         self._bounds = (smallest_bytes, largest_bytes)
-        self._spin = len(affinity_cores()) >= self.node.size or _cores_are_disjoint(self.node)
+        self._spin = has_core_for_each(self.node) if spin is None else spin
         self._memory: SharedMemory | None = None
         self._failed = False
         self._count = 0  # sums started in this memory
@@ -256,35 +259,6 @@ class NodeGroup(Group):
             return self.inner.start_all_gather(x, dim)
         return self._gather.start(x, dim)
 
-    # Everything else goes through the library.
-
-    def all_reduce_in_order(self, partials: Sequence[Array], like: Array) -> Array:
-        return self.inner.all_reduce_in_order(partials, like)
-
-    def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
-        return self.inner.all_to_all(blocks)
-
-    def broadcast(self, x: Array, root: int = 0) -> Array:
-        return self.inner.broadcast(x, root)
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        return self.inner.broadcast_object(value, root)
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        return self.inner.all_gather_objects(value)
-
-    def send(self, x: Array, dest: int, tag: int = 0) -> None:
-        self.inner.send(x, dest, tag)
-
-    def recv(self, like: Array, source: int, tag: int = 0) -> Array:
-        return self.inner.recv(like, source, tag)
-
-    def barrier(self) -> None:
-        self.inner.barrier()
-
-    def split(self, color: int, key: int) -> Group:
-        return self.inner.split(color, key)
-
 
 def _shaped(flat: Array, out: Array) -> Array:
     """`out` with the values of `flat`, which is a view of it where that can be."""
@@ -304,20 +278,22 @@ def _sum(operands: Sequence[Array], out: Array, add: Any) -> None:
             add(out[stretch], operand[stretch], out=out[stretch])
 
 
-def _cores_are_disjoint(group: Group) -> bool:
-    """Whether no core is shared between ranks (a launcher has bound them)."""
-    masks = group.all_gather_objects(affinity_cores())
-    return sum(len(mask) for mask in masks) == len(frozenset().union(*masks))
+def has_core_for_each(node: Group) -> bool:
+    """Whether each rank of a node can have a core of its own: there are enough, or a launcher has bound the ranks."""
+    masks = node.all_gather_objects(affinity_cores())
+    cores = frozenset().union(*masks)
+    return len(affinity_cores()) >= node.size or sum(len(mask) for mask in masks) == len(cores)
 
 
-def place_on_nodes(world: Group, node: Group) -> Group:
+def place_on_nodes(world: Group, node: Group, *, spin: bool | None = None) -> Group:
     """`world` with sums through the shared memory of each node; `world` itself where that can't be. A collective.
 
-    `node`: the ranks of this rank's own node, in the order of their ranks.
+    `node`: the ranks of this rank's own node, in the order of their ranks. `spin`: see `NodeGroup`; a part of a job
+    must know it of the whole.
     """
-    sizes = set(world.all_gather_objects(node.size))
-    if len(sizes) > 1 or node.size == 1:
+    kinds = set(world.all_gather_objects((node.size, orders_stores())))
+    if len(kinds) > 1 or node.size == 1 or not orders_stores():
         return world
     if node.size == world.size:
-        return NodeGroup(world)
-    return NodeGroup(world, node, world.split(node.rank, world.rank))
+        return NodeGroup(world, spin=spin)
+    return NodeGroup(world, node, world.split(node.rank, world.rank), spin=spin)

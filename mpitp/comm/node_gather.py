@@ -17,7 +17,8 @@ from math import prod
 
 import numpy as np
 
-from mpitp.comm.group import Array, Pending
+from mpitp.backend.arrays import Array
+from mpitp.comm.group import Pending
 from mpitp.comm.shared_memory import SharedMemory
 
 READY, DONE = 0, 2  # the counters
@@ -48,9 +49,13 @@ class NodeGather:
         memory = self._memory or self._enlarge(0)
         if memory is None:
             return Pending.done(self._library(x, dim))
-        self._count += 1
-        number = self._count
-        self._wait_for_slot(memory, number)
+        number = self._count + 1
+        if number > memory.slots:
+            self._finish_before(number - memory.slots + 1)
+            if self._memory is not memory:  # one of them was too large for it
+                return self.start(x, dim)
+            memory.wait(DONE, number - memory.slots)
+        self._count = number
         self._lay(memory, number, x, dim)
         pending = Pending(lambda: self._finish(memory, number, x, dim))
         self._pending[number] = pending
@@ -93,6 +98,7 @@ class NodeGather:
         """Some rank's piece is larger than the slots, as all ranks know."""
         if largest > self._largest_bytes:
             return self._library(x, dim)
+        self._finish_before(self._count + 1)  # what they need is made once
         if self._memory is None or largest > self._memory.slot_bytes - NOTE_BYTES:
             self._enlarge(largest)
         return self.start(x, dim).wait()
@@ -107,15 +113,10 @@ class NodeGather:
         self._count = 0
         return self._memory
 
-    def _wait_for_slot(self, memory: SharedMemory, number: int) -> None:
-        if number > memory.slots:
-            self._finish_before(number - memory.slots + 1)
-            memory.wait(DONE, number - memory.slots)
-
     def _finish_before(self, number: int) -> None:
-        for earlier in sorted(self._pending):
-            if earlier < number:
-                self._pending[earlier].wait()
+        """One that is too large may end others on its way."""
+        while self._pending and (first := min(self._pending)) < number:
+            self._pending[first].wait()
 
     def _note(self, memory: SharedMemory, number: int, rank: int) -> np.ndarray:
         return memory.operand(rank, number % memory.slots, NOTE_NUMBERS, np.int64)

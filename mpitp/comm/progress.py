@@ -19,9 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpitp.comm.group import Array, Pending
+from mpitp.comm.group import Pending
+
+if TYPE_CHECKING:  # the command line imports no NumPy
+    from mpitp.backend.arrays import Array
 
 NAP_SECONDS = 400e-6  # a turn costs 20 us of a product; buffers of the network hold most of what comes in a nap
 LOOKS = 10  # in one turn: a look takes 1 us, and what is read makes room for more
@@ -35,7 +38,7 @@ class Need:
     wait: Callable[[], Any]
 
 
-Steps = Generator[Need, None, Array]  # yields what it needs next, returns the collective's result
+Steps = Generator[Need, None, "Array"]  # yields what it needs next, returns the collective's result
 
 
 def run_to_end(steps: Steps) -> Array:

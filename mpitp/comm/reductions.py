@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.precision import wide_dtype
 from mpitp.errors import UsageError
-
-Array = Any
 
 CACHED_ELEMENTS = 32 * 1024  # 128 KiB of float32: with one partial beside it, half of a small L2 cache
 
@@ -27,14 +24,6 @@ def check_op(op: str) -> None:
     """Raise UsageError unless `op` is a reduction that groups know."""
     if op not in _FUNCTIONS:
         raise UsageError(f"unknown reduction {op!r}; expected one of {', '.join(_FUNCTIONS)}")
-
-
-def wide_dtype(dtype: Any) -> np.dtype:
-    """The dtype that sums of `dtype` are kept in: float32 for the 16-bit floats (and smaller), else itself."""
-    dtype = np.dtype(dtype)
-    if dtype.itemsize <= 2 and dtype.kind in "fV":  # ml_dtypes' bfloat16 has kind V
-        return np.dtype(np.float32)
-    return dtype
 
 
 def add_in_order(total: Array, partials: Iterable[Array]) -> None:

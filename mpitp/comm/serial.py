@@ -6,7 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from mpitp.comm.group import Array, Group
+from mpitp.backend.arrays import Array
+from mpitp.comm.group import Group
 from mpitp.comm.reductions import check_op, cut, sum_in_order
 
 

@@ -4,6 +4,10 @@ they are.
 It never has a name where the ranks may open one another's descriptors (Linux, one user, no walls between them), so a
 killed job leaves nothing. Else it is a file in /dev/shm that loses its name as soon as every rank has mapped it. Its
 pages are reserved when it is made: too little memory is an answer then, not a bus error later.
+
+A rank that sees a counter must see what was written before it. Python has no fence to ask for that; x86 processors show
+one core's stores to another in the order in which they were made, and read in order too (Intel's manual, volume 3,
+"Memory ordering"). Others (Arm's in Grace and Fugaku, POWER) may not, so there the MPI library is used instead.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import platform
 import time
 import uuid
 from dataclasses import dataclass
@@ -28,6 +33,12 @@ SPINS = 2000  # looks at a counter before the core is offered to others
 YIELDS = 200  # offers before the rank sleeps between looks
 NAP_SECONDS = 50e-6
 KEPT_VIEWS = 256
+ORDERED_MACHINES = ("x86_64", "amd64", "i386", "i686")  # as `platform.machine()` calls them, in small letters
+
+
+def orders_stores() -> bool:
+    """Whether this machine's cores see one another's stores in the order in which they were made."""
+    return platform.machine().lower() in ORDERED_MACHINES
 
 
 class SharedMemory:
@@ -49,7 +60,7 @@ class SharedMemory:
         return self.operand(self.ranks, slot, size, dtype)
 
     def tell(self, counter: int, value: int) -> None:
-        """Set this rank's counter. What this rank wrote before is visible to whoever sees the new value."""
+        """Set this rank's counter. Whoever sees the new value sees what this rank wrote before (`orders_stores`)."""
         self._counters[self._place(counter, self.rank)] = value
 
     def need(self, counter: int, value: int) -> Need:
@@ -88,6 +99,8 @@ class SharedMemory:
 
 def map_shared(group: Group, slots: int, slot_bytes: int, *, spin: bool) -> SharedMemory | None:
     """Shared memory for the ranks of `group`, all on one node; None on every rank where it can't be had."""
+    if not all(group.all_gather_objects(orders_stores())):
+        return None
     total = group.size * COUNTERS * LINE + slots * (group.size + 1) * slot_bytes
     for create in (_nameless, _named):
         file = create(total) if group.rank == 0 else None

@@ -7,9 +7,10 @@ import os
 from mpitp.backend.accelerator import offer, use_accelerator
 from mpitp.backend.device import Device, make_device
 from mpitp.backend.threads import limit_blas_threads
+from mpitp.comm.agreement import agree, environment_facts
 from mpitp.comm.environment import launch_claim
 from mpitp.comm.group import Group
-from mpitp.comm.world import world_group
+from mpitp.comm.start_world import world_group
 from mpitp.error_stream import ErrorStream
 
 
@@ -24,9 +25,15 @@ def start_job(device: str, *, invariant: bool = False) -> tuple[Group, Device]:
     claim = launch_claim(os.environ)
     local_rank = claim.rank if claim.local_rank is None else claim.local_rank
     chosen = make_device(device, local_rank)
+    return join_ranks(), chosen
+
+
+def join_ranks() -> Group:
+    """The group of all ranks, which run the same versions and use the accelerator alike."""
     group = world_group()
+    agree(group, environment_facts)
     agree_on_accelerator(group)
-    return group, chosen
+    return group
 
 
 def agree_on_accelerator(group: Group) -> None:

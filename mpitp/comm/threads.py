@@ -7,21 +7,23 @@ collectives, shapes or dtypes get an error that says who asked for what. When a 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import sys
 import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mpitp.backend.arrays import array_module
-from mpitp.comm.group import Array, Group
-from mpitp.comm.reductions import cut, reduction, sum_in_order, wide_dtype
+from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.precision import wide_dtype
+from mpitp.comm.group import Group
+from mpitp.comm.reductions import cut, reduction, sum_in_order
 from mpitp.comm.serial import SerialGroup
 
-DEFAULT_TIMEOUT_SECONDS = 60.0
+DEFAULT_TIMEOUT_SECONDS = 60.0  # for which all ranks may wait for one another
 
 
 class BrokenGroup(RuntimeError):
@@ -70,7 +72,8 @@ class _Table:
 
     def meet(self) -> None:
         try:
-            self._barrier.wait()
+            with _waiting():
+                self._barrier.wait()
         except threading.BrokenBarrierError:
             raise BrokenGroup("the collective broke: another rank failed or the time was up") from None
 
@@ -95,7 +98,8 @@ class _Table:
     def take(self, source: int, dest: int, tag: int) -> Array:
         box = self._letters[source, dest, tag]
         with self._arrival:
-            self._arrival.wait_for(lambda: box or self.job.broken)
+            with _waiting():
+                self._arrival.wait_for(lambda: box or self.job.broken)
             if not box:
                 raise BrokenGroup(
                     f"recv from rank {source} with tag {tag} broke: another rank failed or the time was up"
@@ -196,7 +200,8 @@ def run_threads(size: int, fn: Callable[..., Any], *args: Any, timeout: float = 
     """Run `fn(group, *args)` on `size` ranks, each a thread, and return their results in rank order.
 
     An exception on one rank breaks the others' collectives at once and is raised here with a note that names the rank.
-    When the ranks take longer than `timeout` seconds, TimeoutError says where each of them stands. One rank runs in the
+    When all ranks that haven't ended wait for one another for longer than `timeout` seconds, TimeoutError says where
+    each of them stands; while one of them works, or is held by a debugger, there is no limit. One rank runs in the
     calling thread, with a `SerialGroup`.
     """
     if size == 1:
@@ -223,6 +228,7 @@ class _Rank(threading.Thread):
         self.result: Any = None
         self.error: BaseException | None = None
         self.failed_at = 0.0
+        self.waits_since: float | None = None  # for other ranks; None: it works
 
     def run(self) -> None:
         try:
@@ -232,18 +238,46 @@ class _Rank(threading.Thread):
             self.job.fail()
 
 
-def _join_all(ranks: list[_Rank], job: _Job, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    for rank in ranks:
-        rank.join(max(0.0, deadline - time.monotonic()))
-    stuck = [rank for rank in ranks if rank.is_alive()]
-    if not stuck:
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Marks the rank of this thread as one that waits for others."""
+    rank = threading.current_thread()
+    if not isinstance(rank, _Rank):
+        yield
         return
+    rank.waits_since = time.monotonic()
+    try:
+        yield
+    finally:
+        rank.waits_since = None
+
+
+def _is_stuck(rank: _Rank, timeout: float) -> bool:
+    since = rank.waits_since
+    return since is not None and time.monotonic() - since > timeout
+
+
+def _is_debugged() -> bool:
+    """Whether someone steps through this program: a debugger holds ranks for as long as it likes."""
+    return sys.gettrace() is not None or threading.gettrace() is not None
+
+
+def _join_all(ranks: list[_Rank], job: _Job, timeout: float) -> None:
+    """Wait for the ranks to end. Raises TimeoutError when those that are left wait for one another only."""
+    while stuck := [rank for rank in ranks if rank.is_alive()]:
+        if all(_is_stuck(rank, timeout) for rank in stuck) and not _is_debugged():
+            _give_up(ranks, stuck, job, timeout)
+        stuck[0].join(min(timeout / 4, 0.5))
+
+
+def _give_up(ranks: list[_Rank], stuck: list[_Rank], job: _Job, timeout: float) -> None:
     places = "".join(_where(rank) for rank in stuck)
     job.fail()
     for rank in stuck:
         rank.join(1.0)
-    raise TimeoutError(f"{len(stuck)} of {len(ranks)} ranks had not ended after {timeout:g} s{places}")
+    raise TimeoutError(
+        f"{len(stuck)} of {len(ranks)} ranks had not ended after {timeout:g} s of waiting for one another{places}"
+    )
 
 
 def _where(rank: _Rank) -> str:

@@ -5,7 +5,7 @@ status file in a directory that all ranks share (in the run directory). MPI is n
 MPI, or stopped, could not answer. When this rank has been in one collective for `limit` seconds, it reads the others'
 files; the lowest rank that is waiting like this prints the report. After twice the limit the job is ended.
 
-A rank that is killed is another matter: the ranks of its machine learn of it at once (`peers.py`), say in which
+A rank that is killed is another matter: the ranks of its machine learn of it at once (`deaths.py`), say in which
 collective the job stood, and end it.
 """
 
@@ -14,20 +14,31 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mpitp.comm.abort import end_job
+from mpitp.comm.deaths import PeerWatch, Process, this_process
 from mpitp.comm.group import Group
-from mpitp.comm.peers import PeerWatch, Process, this_process
-from mpitp.comm.wrapped import Call, WrappedGroup, call_site, place_of
+from mpitp.comm.observed import (
+    Arrays,
+    Call,
+    GroupObserver,
+    ObservedGroup,
+    call_site,
+    place_of,
+    ranks_in_words,
+)
+from mpitp.comm.slip import Slip, SlipReader
+from mpitp.error_stream import ErrorStream
 from mpitp.errors import LaunchError, RankKilled
 
 FOLDER = ".watchdog-"  # what a job's folder of status files begins with, in the run directory
@@ -49,6 +60,11 @@ class Entry:
     started: float
     ended: float = 0.0
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is from one rank to another, so that the ranks' numbers don't say who is late."""
+        return str(self.call).startswith(("send(", "recv(", "wait send(", "wait recv("))
+
     def __str__(self) -> str:
         return f"number {self.number} of group {self.group}, {self.call} at {self.site}"
 
@@ -67,6 +83,8 @@ class Status:
     place: str = ""
     ring: tuple[Entry, ...] = ()
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    slip: str = ""  # where its newest collective stands to the last moment
+    is_exact: bool = False  # taken from there: `ring` is that collective alone, as it stands now
 
     @property
     def last(self) -> Entry | None:
@@ -82,7 +100,7 @@ class Status:
         return now - self.last.started if self.last is not None and not self.last.ended else 0.0
 
 
-class Watchdog:
+class Watchdog(GroupObserver):
     """Watches the collectives of one rank, and speaks up when one takes longer than `limit` seconds.
 
     Use it as a context manager; `watch(group)` gives the group to hand to the model. `processes`: of all ranks, where
@@ -98,22 +116,26 @@ class Watchdog:
         self._members: dict[str, list[int]] = {}
         self._newest: Entry | None = None
         self._reported: Entry | None = None
+        self._slip, self._others = Slip(), Slips()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpitp watchdog", daemon=True)
         self._watched_thread = 0
 
-    def watch(self, group: Group, name: str, members: Sequence[int] | None = None) -> Group:
-        """`group`, its collectives watched under `name`. `members`: its ranks in the job; None: all."""
-        if members is not None:
-            self._members[name] = list(members)
-        return WatchedGroup(group, self, name)
+    def watch(self, group: Group, name: str) -> Group:
+        """`group`, its collectives watched under `name`."""
+        return ObservedGroup(group, self, name)
 
-    def begin(self, call: Call, group: str) -> Entry:
-        """A collective begins."""
-        entry = Entry(next(self._numbers[group]), group, call, call_site(), time.time())
-        self._rings[group].append(entry)
+    def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
+        if group.members is not None:
+            self._members[group.name] = group.members
+        entry = Entry(next(self._numbers[group.name]), group.name, call, call_site(), time.time())
+        self._rings[group.name].append(entry)
         self._newest = entry
-        return entry
+        self._slip.begin(entry.number, entry.started, entry.group, call, entry.site)
+        result = run()
+        entry.ended = time.time()
+        self._slip.end(entry.ended)
+        return result
 
     def __enter__(self) -> Watchdog:
         self._watched_thread = threading.get_ident()
@@ -131,6 +153,8 @@ class Watchdog:
         self._thread.join()
         self._leave()
         self._peers.__exit__(kind, error, where)
+        self._others.close()
+        self._slip.close()
 
     def _leave(self) -> None:
         """Take this rank's file away: from here on its end is no news, or it says itself why it ends."""
@@ -142,6 +166,8 @@ class Watchdog:
         pause = FIRST_SECONDS_BETWEEN_STATUSES  # short at first: a run that dies young leaves a trace too
         while not self._stop.wait(pause := min(self.limit / 8, 1.5 * pause, MOST_SECONDS_BETWEEN_STATUSES)):
             self._write()
+            if not self._others.have(peer.rank for peer in self._peers.peers):
+                self._others.open(read_statuses(self.directory))
             entry = self._newest
             if entry is None or entry.ended or time.time() - entry.started < self.limit:
                 continue
@@ -163,7 +189,8 @@ class Watchdog:
         """A rank's process on this machine has ended; unless in the ordinary way, say so and end the job."""
         if self._stop.is_set() or not self._path(process.rank).exists() or self.rank != living[0]:
             return
-        text = death_report(process, read_statuses(self.directory).get(process.rank), self._status(), time.time())
+        statuses = self._others.exact(read_statuses(self.directory))
+        text = death_report(process, statuses.get(process.rank), self._status(), time.time())
         self._leave()
         _say(text)  # at once: the launcher leaves little time
         end_job(RankKilled(f"rank {process.rank} has died"))
@@ -173,7 +200,8 @@ class Watchdog:
         rings.sort(key=lambda entry: entry.started)
         place = place_of(sys._current_frames().get(self._watched_thread))
         own = self._own
-        return Status(self.rank, own.host, own.pid, time.time(), place, tuple(rings), dict(self._members))
+        members = dict(self._members)
+        return Status(self.rank, own.host, own.pid, time.time(), place, tuple(rings), members, self._slip.place)
 
     def _write(self) -> None:
         """Publish this rank's status by rename, so that readers never see half of one."""
@@ -187,22 +215,40 @@ class Watchdog:
         return self.directory / f"rank-{rank}.json"
 
 
-class WatchedGroup(WrappedGroup):
-    """Tells the watchdog when each collective begins and ends."""
+class Slips:
+    """The slips of other ranks of this machine, opened while they live."""
 
-    def __init__(self, inner: Group, watchdog: Watchdog, name: str) -> None:
-        super().__init__(inner)
-        self._watchdog, self._name = watchdog, name
+    def __init__(self) -> None:
+        self._readers: dict[int, SlipReader] = {}
 
-    def _around(self, call: Call, run: Callable[[], Any]) -> Any:
-        entry = self._watchdog.begin(call, self._name)
-        result = run()
-        entry.ended = time.time()
+    def have(self, ranks: Iterable[int]) -> bool:
+        """Whether those of all these ranks are open."""
+        return all(rank in self._readers for rank in ranks)
+
+    def open(self, statuses: Mapping[int, Status]) -> None:
+        """Open those that are told of and aren't open yet."""
+        host = socket.gethostname()
+        for rank, status in statuses.items():
+            if rank not in self._readers and status.slip and status.host == host:
+                with contextlib.suppress(OSError):  # the rank has ended already, or lives in another container
+                    self._readers[rank] = SlipReader(status.slip)
+
+    def exact(self, statuses: Mapping[int, Status]) -> dict[int, Status]:
+        """The statuses, each with its rank's newest collective alone where the slip tells it."""
+        result = dict(statuses)
+        for rank, reader in self._readers.items():
+            newest = reader.read()
+            if newest is not None and rank in result:
+                number, group, call, site, started, ended = newest
+                entry = Entry(number, group, call, site, started, ended)
+                result[rank] = replace(result[rank], ring=(entry,), is_exact=True)
         return result
 
-    def _wrap_split(self, inner: Group) -> Group:
-        members = inner.all_gather_objects(self._watchdog.rank)
-        return self._watchdog.watch(inner, f"{self._name}/{_ranks(members)}", members)
+    def close(self) -> None:
+        """Let them go."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
 
 def read_statuses(directory: Path) -> dict[int, Status]:
@@ -228,15 +274,19 @@ def report(statuses: Mapping[int, Status], size: int, limit: float, now: float) 
     group = longest.last.group
     members = longest.members.get(group, range(size))
     furthest = max(last.number for status in statuses.values() if (last := status.last_of(group)))
+    is_message = longest.last.is_message
     late = [rank for rank in members if rank in silent or _is_late(statuses.get(rank), group, furthest)]
+    late = [rank for rank in members if rank in silent or rank not in waits] if is_message else late
     waiting = [rank for rank in members if rank not in late]
     collectives: dict[str, list[int]] = {}
     for rank in waiting:
         collectives.setdefault(str(statuses[rank].last_of(group)), []).append(rank)
-    lines += [f"  waiting: {_ranks(ranks)} in {collective}" for collective, ranks in collectives.items()]
+    lines += [f"  waiting: {ranks_in_words(ranks)} in {collective}" for collective, ranks in collectives.items()]
     for rank in late:
         lines += _late_lines(rank, statuses.get(rank), rank in silent, now)
-    if len(collectives) > 1:
+    if is_message and not late:
+        lines.append("  every rank waits for a message that another has yet to send")
+    elif len(collectives) > 1 and not is_message:
         lines.append("  the ranks disagree on what comes here; --debug-collectives finds the first place where they do")
     elif not late:
         lines.append("  every rank is in it: the network or the MPI library doesn't deliver")
@@ -249,7 +299,9 @@ def death_report(dead: Process, status: Status | None, own: Status, now: float) 
     if own.last is not None:
         state = "is in" if not own.last.ended else "was last in"
         lines.append(f"  rank {own.rank} {state} {own.last}")
-    if status is not None and status.last is not None:
+    if status is not None and status.last is not None and status.is_exact:
+        lines.append(f"  rank {dead.rank} died {'after' if status.last.ended else 'in'} {status.last}")
+    elif status is not None and status.last is not None:
         lines.append(f"  rank {dead.rank}, {now - status.written:.1f} s ago, had begun {status.last}")
     return "\n".join(lines)
 
@@ -278,10 +330,7 @@ def _late_lines(rank: int, status: Status | None, is_silent: bool, now: float) -
     return lines
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def _say(text: str) -> None:
-    sys.stderr.write("\n" + text + "\n")
-    sys.stderr.flush()
+    stream = ErrorStream()
+    stream.write(f"\n{text}\n")
+    stream.flush()

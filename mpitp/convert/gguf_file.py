@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 from mpitp.errors import FileError
-from mpitp.files import os_failure
+from mpitp.files import check_regular, os_failure
 
 MAGIC = b"GGUF"
 LFS_POINTER = b"version https://git-lfs"
@@ -26,7 +26,7 @@ class GgufFile:
             reader = gguf.GGUFReader(self.path)
             self.metadata: Mapping[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # the package checks little: damage shows as any kind of error
-            raise FileError(f"{path} is a truncated or damaged GGUF file: {type(error).__name__}: {error}") from error
+            raise FileError(f"{path} is a truncated or damaged GGUF file (its reader says: {error})") from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
@@ -64,6 +64,7 @@ class GgufFile:
 
 def _check_magic(path: Path) -> None:
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             start = file.read(len(LFS_POINTER))
     except OSError as error:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import gguf
 import numpy as np
 
 from mpitp.convert.gguf_file import GgufFile
@@ -37,8 +38,32 @@ KNOWN_KEYS = """
     block_count context_length embedding_length feed_forward_length vocab_size attention.head_count
     attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length attention.value_length
     rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor rope.scaling.original_context_length
-    rope.scaling.finetuned expert_count expert_used_count
+    rope.scaling.finetuned rope.scale_linear expert_count expert_used_count tensor_data_layout
 """.split()
+# Other keys that llama.cpp reads, with values that change nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.sliding_window": (0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_shared_count": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "pooling_type": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "use_parallel_residual": (False,),
+}
+# What llama.cpp reads for any architecture: the gguf package lists all keys of the format.
+_READ_KEYS = frozenset(
+    key.removeprefix("{arch}.")
+    for group in vars(gguf.Keys).values()
+    if isinstance(group, type)
+    for key in vars(group).values()
+    if isinstance(key, str) and key.startswith("{arch}.")
+)
 
 TOP_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -74,12 +99,24 @@ def architecture_of(file: GgufFile) -> Architecture:
         raise FileError(
             f"{file.path} is one of {file.metadata['split.count']} parts: merge them with `gguf-split --merge`"
         )
-    odd = [
-        key for key in file.metadata if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in KNOWN_KEYS
-    ]
-    if odd:
-        raise FileError(f"{file.path}: unknown key {odd[0]}: it may change the maths, so the file is refused")
+    for key, value in _other_keys(file, name).items():
+        if key in _READ_KEYS and value not in NEUTRAL_VALUES.get(key, ()):
+            raise FileError(f"{file.path}: {name}.{key}={value!r:.60} changes the maths in a way that isn't supported")
     return ARCHITECTURES[name]
+
+
+def passed_over(file: GgufFile) -> list[str]:
+    """What is to be said of the keys that nobody reads, or that change nothing: a line, or none."""
+    architecture_of(file)
+    name = file.get("general.architecture", str)
+    keys = [f"{name}.{key}" for key in _other_keys(file, name)]
+    return [f"{file.path}: passed over, since they don't change the maths: {', '.join(keys[:20])}"] if keys else []
+
+
+def _other_keys(file: GgufFile, name: str) -> dict[str, Any]:
+    """The architecture's keys that aren't used."""
+    own = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    return {key: value for key, value in own.items() if key not in KNOWN_KEYS}
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
@@ -158,11 +195,13 @@ def _check_head_dims(file: GgufFile, name: str, head_dim: int) -> None:
 
 
 def _rope_scaling(file: GgufFile, name: str, theta: float, head_dim: int) -> dict[str, Any] | None:
-    kind = file.get(f"{name}.rope.scaling.type", str, "none")
+    kind = file.get(f"{name}.rope.scaling.type", str, "linear")  # as llama.cpp has it: by a factor, where there is one
     if ROPE_FACTORS in file.shapes():
         return _llama3_scaling(file, theta, head_dim)
     if kind == "linear":
-        return {"rope_type": "linear", "factor": _short(file.get(f"{name}.rope.scaling.factor", float))}
+        old = file.get(f"{name}.rope.scale_linear", float, 1.0)
+        factor = _short(file.get(f"{name}.rope.scaling.factor", float, old))
+        return {"rope_type": "linear", "factor": factor} if factor not in (0, 1) else None
     if kind != "none":
         raise FileError(f"{file.path}: RoPE scaling {kind!r} isn't supported; supported: none, linear, and Llama 3's")
     return None

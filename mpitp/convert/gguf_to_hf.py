@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpitp.checkpoint.hf import INDEX, MAX_SHARD_BYTES, MODEL_FILES, expected_tensors, index_of, plan_shards
-from mpitp.checkpoint.safetensors_file import STORED_NAMES, SafetensorsWriter, create_file, plan_file
+import numpy as np
+
+from mpitp.checkpoint.hf import MAX_SHARD_BYTES, MODEL_FILES, expected_tensors, index_of, plan_shards
+from mpitp.checkpoint.hf_directory import INDEX
+from mpitp.checkpoint.safetensors_file import STORED_NAMES, SafetensorsWriter, create_file
+from mpitp.checkpoint.safetensors_header import plan_file
 from mpitp.comm.serial import SerialGroup
 from mpitp.convert.gguf_file import GgufFile
 from mpitp.convert.gguf_model import architecture_of, config_from_gguf, halves_from_pairs, hf_names, is_rotated
@@ -16,13 +21,14 @@ from mpitp.convert.gguf_tokenizer import special_ids, tokenizer_from_gguf
 from mpitp.data.tokenizer import check_fits, save_tokenizer
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import publishing, write_json
-from mpitp.models import build_model, config_from_hf
+from mpitp.layers.site import make_site
+from mpitp.models import abstract_model, config_from_hf
 
 BAND_ROWS = 1024  # rows dequantised at a time, in whole heads
 
 
 def convert_gguf(
-    source: str | Path,
+    source: str | Path | GgufFile,
     directory: str | Path,
     *,
     dtype: str = "float32",
@@ -37,13 +43,13 @@ def convert_gguf(
     each band. Everything is checked before a byte is written; nothing is left behind on an error. Returns the config.
     Raises FileError for a file that is damaged or can't be converted.
     """
-    file = GgufFile(source)
+    file = source if isinstance(source, GgufFile) else GgufFile(source)
     ids = special_ids(file)
     config = config_from_gguf(file) | ids | {"torch_dtype": dtype}
     names, tokenizer = hf_names(file), tokenizer_from_gguf(file)
     shapes = {names[name]: shape for name, shape in file.shapes().items() if name in names}
     _check_shapes(file, config, shapes)
-    check_fits(tokenizer, config["vocab_size"], str(source))
+    check_fits(tokenizer, config["vocab_size"], str(file.path))
     start(sum(math.prod(shape) for shape in shapes.values()))
     shards = plan_shards(shapes, STORED_NAMES[dtype], max_shard_bytes)
     with publishing(Path(directory), overwrite, MODEL_FILES) as staging:
@@ -55,12 +61,9 @@ def convert_gguf(
         for shard, tensors in shards.items():
             layout = plan_file(tensors)
             create_file(staging / shard, layout)
-            writer = SafetensorsWriter(staging / shard, layout)
-            try:
+            with contextlib.closing(SafetensorsWriter(staging / shard, layout)) as writer:
                 for name in [name for name in names if names[name] in tensors]:
                     _write_tensor(file, name, names[name], config["head_dim"], writer, progress)
-            finally:
-                writer.close()
     return config
 
 
@@ -70,14 +73,17 @@ def _write_tensor(
     rotated = is_rotated(name) and architecture_of(file).interleaved
     band = max(1, BAND_ROWS // head_dim) * head_dim
     for first, rows in file.rows(name, band):
-        writer.write(hf_name, halves_from_pairs(rows, head_dim) if rotated else rows, 0, first)
+        if not np.isfinite(rows).all():
+            raise FileError(f"{file.path}: {name} holds numbers that are not finite: the file is damaged")
+        values = halves_from_pairs(rows, head_dim) if rotated else rows
+        writer.write(hf_name, values, [first] + [0] * (rows.ndim - 1))
         progress(rows.size)
 
 
 def _check_shapes(file: GgufFile, config: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> None:
-    """The tensors must be those that the model of this config has; the model's own arrays are never touched."""
+    """The tensors must be those that the model of this config has."""
     try:
-        model = build_model(config_from_hf(config), SerialGroup())
+        model = abstract_model(config_from_hf(config), make_site(SerialGroup()))
     except ConfigError as error:
         raise FileError(f"{file.path}: its metadata make no model: {error}") from error
     expected = expected_tensors(model)

@@ -7,6 +7,7 @@ into words before BPE. What the names mean was published with each model's own t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from mpitp.convert.gguf_file import GgufFile
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.errors import FileError
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+MOST_CHARACTERS = 1024  # of a token
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 
 # How GPT-2's successors cut words; they differ in how many digits make one.
 _WORDS = (
@@ -28,6 +30,11 @@ GPT2_NAMES = ("gpt-2", "gpt2", "mpt", "olmo", "jais")
 SINGLE_DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
+# Ends of a turn or a message, by their spelling: few files name them by a key. llama.cpp knows them the same way.
+TURN_ENDS = """
+    <|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_turn|> <EOT> _<EOT> [EOT]
+    <end_of_utterance>
+""".split()
 PRE_TOKENIZERS = (*GPT2_NAMES, *SINGLE_DIGIT_NAMES, *LLAMA3_NAMES, *QWEN2_NAMES)
 
 
@@ -35,9 +42,16 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     """The file's tokenizer, with tokenizer_config.json (special tokens, chat template)."""
     kind = file.get("tokenizer.ggml.model", str)
     tokens = _strings(file, "tokenizer.ggml.tokens")
+    if longest := [token for token in tokens if len(token) > MOST_CHARACTERS]:
+        raise FileError(f"{file.path}: a token has {len(longest[0])} characters, expected at most {MOST_CHARACTERS}")
     types = file.get("tokenizer.ggml.token_type", list, [NORMAL] * len(tokens))
     if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise FileError(f"{file.path}: {len(tokens)} tokens ({len(set(tokens))} different) have {len(types)} types")
+    if odd := [value for value in types if type(value) is not int or not UNDEFINED <= value <= BYTE]:
+        raise FileError(
+            f"{file.path}: tokenizer.ggml.token_type must be made of whole numbers from {UNDEFINED} to {BYTE}, got "
+            f"{odd[0]!r:.60}"
+        )
     if kind == "gpt2":
         backend = _byte_level(file, tokens)
     elif kind == "llama":
@@ -68,17 +82,21 @@ def special_ids(file: GgufFile) -> dict[str, Any]:
     if "tokenizer.ggml.padding_token_id" in file.metadata:
         ids["pad_token_id"] = file.get("tokenizer.ggml.padding_token_id", int)
     ends = [ids[key] for key in ("eos_token_id",) if key in ids]
-    for role in ("eot", "eom"):  # the end of a turn and of a message end generation too
-        end = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        if end is not None and end not in ends:
-            ends.append(end)
-    if len(ends) > 1:
-        ids["eos_token_id"] = ends
+    by_key = [file.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eom")]
+    by_text = [i for i, token in enumerate(_strings(file, "tokenizer.ggml.tokens")) if token in TURN_ENDS]
+    ends = list(dict.fromkeys([*ends, *(end for end in by_key if end is not None), *by_text]))
+    if ends:
+        ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     return ids
 
 
 def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    name = file.get("tokenizer.ggml.pre", str)
+    name = file.get("tokenizer.ggml.pre", str, "default")
+    if name == "default":
+        raise FileError(
+            f"{file.path} doesn't say how its text is cut into words (tokenizer.ggml.pre is missing, or 'default'): an "
+            "old converter made it; convert the model again with a current one (llama.cpp's convert_hf_to_gguf.py)"
+        )
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise FileError(
@@ -118,6 +136,8 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
     scores = file.get("tokenizer.ggml.scores", list)
     if len(scores) != len(tokens):
         raise FileError(f"{file.path}: {len(tokens)} tokens have {len(scores)} scores")
+    if odd := [score for score in scores if type(score) not in (int, float) or math.isnan(score)]:
+        raise FileError(f"{file.path}: tokenizer.ggml.scores must be made of numbers, got {odd[0]!r:.60}")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     merges = merges_from_scores(tokens, scores, types)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
-import os
-import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from mpitp.data.pieces import token_ids
 from mpitp.data.token_file import (
     MANIFEST,
     TOKENIZER_DIRECTORY,
@@ -21,19 +23,12 @@ from mpitp.data.token_file import (
 )
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.errors import FileError, UsageError
-from mpitp.files import os_failure, publishing
+from mpitp.files import check_regular, os_failure, publishing
+from mpitp.text import MARK, SAMPLE_BYTES, check_encoding, not_utf8
 
 # what prepared data holds and what may be replaced when overwriting is asked
 DATA_FILES = ("train", "valid", TOKENS, MANIFEST, TOKENIZER_DIRECTORY)
 READ_BYTES = 1 << 18
-PIECE_CHARACTERS = 1 << 18
-PIECES_AT_ONCE = 8
-CONTEXT_CHARACTERS = 16
-
-# Where a text may be cut without changing its tokens: tokenizers begin a new word there. Best between a line end and a
-# character that is no space, else before a single space.
-_LINE_CUT = re.compile(r"\n(?=\S)")
-_WORD_CUT = re.compile(r"(?<=\S)(?= \S)")
 
 
 def check_texts(texts: Sequence[Path]) -> int:
@@ -41,7 +36,7 @@ def check_texts(texts: Sequence[Path]) -> int:
     total = 0
     for path in texts:
         try:
-            found = os.stat(path)
+            found = check_regular(path, "any")
             if not stat.S_ISFIFO(found.st_mode):  # opening a pipe and closing it again would end its writer
                 open(path, "rb").close()
         except OSError as error:
@@ -53,6 +48,17 @@ def check_texts(texts: Sequence[Path]) -> int:
     return total
 
 
+@dataclass(slots=True)
+class Specials:
+    """What becomes of the spelling of a special token within a text: the token, or letters where `stay_text`.
+
+    `counts`: how many of each id have become tokens.
+    """
+
+    stay_text: bool = False
+    counts: Counter[int] = field(default_factory=Counter)
+
+
 def prepare(
     texts: Sequence[Path],
     tokenizer: Tokenizer,
@@ -60,6 +66,7 @@ def prepare(
     *,
     valid_fraction: float = 0.0,
     overwrite: bool = False,
+    specials: Specials | None = None,
     progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> dict[str, Manifest]:
     """Tokenize UTF-8 texts, each a document that ends in the tokenizer's end of text, into the directory `out`.
@@ -68,6 +75,7 @@ def prepare(
     with the number of bytes read. Raises FileError, and leaves nothing behind, for a text that is empty or not UTF-8.
     Returns the manifest of each part ("" for the whole).
     """
+    specials = specials or Specials()
     if not 0 <= valid_fraction < 1:
         raise UsageError(f"--valid-fraction {valid_fraction}: expected a number from 0 up to, but not including, 1")
     with publishing(out, overwrite, DATA_FILES) as staging:
@@ -75,7 +83,7 @@ def prepare(
         first.mkdir(exist_ok=True)
         with TokenWriter(first, tokenizer.vocab_size) as writer:
             for path in texts:
-                for ids in _document_ids(path, tokenizer, progress):
+                for ids in _document_ids(path, tokenizer, specials, progress):
                     writer.append(ids)
         return _finish(staging, writer, tokenizer, texts, valid_fraction)
 
@@ -101,36 +109,21 @@ def _finish(
     }
 
 
-def _document_ids(path: Path, tokenizer: Tokenizer, progress: Callable[[int], object]) -> Iterator[list[int]]:
-    """Token ids of one text, in lists; the end-of-text id comes last, where the tokenizer has one."""
-    pieces = cut_text(_read_text(path, progress))
-    while some := list(islice(pieces, PIECES_AT_ONCE)):
-        yield from tokenizer.encode_pieces(some)
+def _document_ids(
+    path: Path, tokenizer: Tokenizer, specials: Specials, progress: Callable[[int], object]
+) -> Iterator[Sequence[int] | np.ndarray]:
+    """Token ids of one text, in pieces; the end-of-text id comes last, where the tokenizer has one."""
+    for ids in token_ids(tokenizer, _read_text(path, progress), plain_specials=specials.stay_text):
+        specials.counts.update(_special_ids(tokenizer, ids))
+        yield ids
     if tokenizer.eos_id is not None:
         yield [tokenizer.eos_id]
 
 
-def cut_text(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[tuple[str, str]]:
-    """Cut a stream of text into pieces of about `limit` characters; each comes as (end of what came before, piece)."""
-    context, text = "", ""
-    for chunk in chunks:
-        text += chunk
-        while len(text) > limit:
-            cut = _cut_place(text, limit)
-            yield context, text[:cut]
-            context, text = (context + text[max(0, cut - CONTEXT_CHARACTERS) : cut])[-CONTEXT_CHARACTERS:], text[cut:]
-    if text:
-        yield context, text
-
-
-def _cut_place(text: str, limit: int) -> int:
-    """The last place up to `limit` where a word begins; `limit` itself in a text without words."""
-    start = limit // 2
-    for pattern in (_LINE_CUT, _WORD_CUT):
-        ends = [match.end() for match in pattern.finditer(text, start, limit + 1)]
-        if ends:
-            return ends[-1]
-    return limit
+def _special_ids(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[int]:
+    """Those of `ids` that are special tokens."""
+    array = np.asarray(ids)
+    return array[np.isin(array, list(tokenizer.special_tokens))].tolist()
 
 
 def _read_text(path: Path, progress: Callable[[int], object]) -> Iterator[str]:
@@ -143,17 +136,16 @@ def _read_text(path: Path, progress: Callable[[int], object]) -> Iterator[str]:
         with open(path, "rb") as file:
             while True:
                 data = file.read(READ_BYTES)
+                if position == 0:
+                    check_encoding(data[:SAMPLE_BYTES], path)
                 waiting = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(data, final=not data)
                 except UnicodeDecodeError as error:
                     at, byte = position - waiting + error.start, error.object[error.start]
-                    raise FileError(
-                        f"{path} is not UTF-8: {error.reason} at byte {at} (0x{byte:02x}); convert it, for example by "
-                        "`iconv -f latin1 -t utf-8`"
-                    ) from error
+                    raise not_utf8(path, error.reason, at, byte) from error
                 if position == 0:
-                    text = text.removeprefix("\ufeff")
+                    text = text.removeprefix(MARK)
                 position += len(data)
                 some = some or bool(text.strip())
                 yield text

@@ -6,12 +6,17 @@ prepared data is complete by itself. A file that doesn't match its manifest is r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -25,7 +30,8 @@ TOKENIZER_DIRECTORY = "tokenizer"
 FORMAT = "mpitp-tokens-1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 SPOT_CHECKS = 4096  # ids looked at when a file is opened
-READ_BYTES = 1 << 22
+READ_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 26  # what one checksum covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class Manifest:
     sha256: str  # of tokens.bin
     tokenizer_sha256: str  # of tokenizer/tokenizer.json
     sources: tuple[str, ...]
+    crc32: tuple[int, ...] = ()  # of each chunk of tokens.bin, so that several ranks can check it together
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -52,10 +59,11 @@ class TokenFile:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        if not (self.directory / MANIFEST).is_file():
+        if not (self.directory / MANIFEST).exists():
             raise FileError(_no_manifest_message(self.directory))
         self.manifest = _read_manifest(self.directory / MANIFEST)
-        self.tokens = _map_tokens(self.directory / TOKENS, self.manifest)
+        self.path = self.directory / TOKENS
+        self.tokens = _map_tokens(self.path, self.manifest)
         self._spot_check()
 
     def __len__(self) -> int:
@@ -75,15 +83,45 @@ class TokenFile:
             raise FileError(
                 f"{self.directory}: the tokenizer in {TOKENIZER_DIRECTORY}/ isn't the one the text was prepared with"
             )
+        if tokenizer.vocab_size != self.manifest.vocab_size:
+            raise FileError(
+                f"{self.directory / MANIFEST}: vocab_size is {self.manifest.vocab_size}, but the tokenizer in "
+                f"{TOKENIZER_DIRECTORY}/ has {tokenizer.vocab_size} tokens"
+            )
         return tokenizer
 
     def check_sum(self) -> None:
-        """Read the whole file and compare its hash with the manifest's."""
-        found = hash_file(self.directory / TOKENS)
+        """Read the whole file and compare its hash with the manifest's. Raises FileError where they differ."""
+        found = _sums(self.path)[0]
         if found != self.manifest.sha256:
             raise FileError(
-                f"{self.directory / TOKENS} is damaged: its sha256 is {found}, the manifest says {self.manifest.sha256}"
+                f"{self.path} is damaged: its sha256 is {found}, the manifest says {self.manifest.sha256}; prepare the "
+                "text again"
             )
+
+    def check_share(self, share: int, shares: int) -> None:
+        """Read one of `shares` parts of the file and compare it with the manifest; all of them are the whole file.
+
+        A manifest of an earlier version has no sums of chunks: the first share is the whole file then.
+        """
+        if not self.manifest.crc32:
+            return self.check_sum() if share == 0 else None
+        with _reading(self.path) as file:
+            for chunk in range(share, len(self.manifest.crc32), shares):
+                file.seek(chunk * CHUNK_BYTES)
+                if _crc_of_next_chunk(file) != self.manifest.crc32[chunk]:
+                    raise FileError(
+                        f"{self.path} is damaged: what comes from byte {chunk * CHUNK_BYTES} on doesn't match the "
+                        "manifest; prepare the text again"
+                    )
+
+    def identity(self) -> tuple[int, ...]:
+        """What tells the file from another one; equal on all hosts that share it. Raises FileError where it's gone."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise os_failure("read", self.path, error) from error
+        return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
     def _spot_check(self) -> None:
         step = max(1, len(self.tokens) // SPOT_CHECKS)
@@ -92,7 +130,7 @@ class TokenFile:
     def _check_ids(self, ids: np.ndarray, start: int) -> None:
         if ids.size and int(ids.max()) >= self.manifest.vocab_size:
             raise FileError(
-                f"{self.directory / TOKENS} holds the token id {int(ids.max())} (at or after token {start}), but the "
+                f"{self.path} holds the token id {int(ids.max())} (at or after token {start}), but the "
                 f"manifest says vocab_size={self.manifest.vocab_size}: the file is damaged or of another dtype"
             )
 
@@ -164,15 +202,17 @@ def write_manifest(
     directory: Path, tokenizer: Tokenizer, num_tokens: int, num_documents: int, sources: tuple[str, ...]
 ) -> Manifest:
     """Describe the finished tokens.bin of `directory`, and put the tokenizer beside it."""
+    sha256, crc32 = _sums(directory / TOKENS)
     manifest = Manifest(
         format=FORMAT,
         dtype=dtype_for(tokenizer.vocab_size),
         num_tokens=num_tokens,
         num_documents=num_documents,
         vocab_size=tokenizer.vocab_size,
-        sha256=hash_file(directory / TOKENS),
+        sha256=sha256,
         tokenizer_sha256=tokenizer.sha256,
         sources=sources,
+        crc32=crc32,
     )
     (directory / TOKENIZER_DIRECTORY).mkdir()
     save_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)
@@ -180,11 +220,28 @@ def write_manifest(
     return manifest
 
 
-def hash_file(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
+def _sums(path: Path) -> tuple[str, tuple[int, ...]]:
+    """sha256 of a file, and CRC-32 of each of its chunks."""
+    sha, crcs = hashlib.sha256(), []
+    with _reading(path) as file:
+        while file.peek(1):
+            crcs.append(_crc_of_next_chunk(file, sha.update))
+    return sha.hexdigest(), tuple(crcs)
+
+
+def _crc_of_next_chunk(file: BinaryIO, also: Callable[[bytes], None] = lambda piece: None) -> int:
+    value, left = 0, CHUNK_BYTES
+    while left and (piece := file.read(min(left, READ_BYTES))):
+        also(piece)
+        value, left = zlib.crc32(piece, value), left - len(piece)
+    return value
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[io.BufferedReader]:
     try:
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            yield file
     except OSError as error:
         raise os_failure("read", path, error) from error
 
@@ -195,18 +252,35 @@ def _read_manifest(path: Path) -> Manifest:
         raise FileError(
             f"{path}: format is {raw.get('format')!r}, expected {FORMAT!r}; prepare the text with this version"
         )
-    names = {field.name for field in fields(Manifest)}
-    if set(raw) != names:
-        odd = sorted(set(raw) ^ names)
+    raw = {"crc32": []} | raw  # came later
+    odd = sorted(set(raw) ^ {field.name for field in fields(Manifest)})
+    if odd:
         raise FileError(f"{path}: keys missing or unknown: {', '.join(odd)}")
-    if raw["dtype"] not in DTYPES:
-        raise FileError(f"{path}: dtype is {raw['dtype']!r}, expected one of {', '.join(DTYPES)}")
-    for name in ("num_tokens", "num_documents", "vocab_size"):
-        if type(raw[name]) is not int or raw[name] < 1:
-            raise FileError(f"{path}: {name} is {raw[name]!r}, expected a whole number of at least 1")
+    for name, (holds, expected) in _FIELDS.items():
+        if not holds(raw[name]):
+            raise FileError(f"{path}: {name} is {_short(raw[name])}, expected {expected}")
     if raw["vocab_size"] > 1 << (8 * DTYPES[raw["dtype"]].itemsize):
         raise FileError(f"{path}: vocab_size={raw['vocab_size']} doesn't fit {raw['dtype']}")
-    return Manifest(**raw | {"sources": tuple(raw["sources"])})
+    return Manifest(**raw | {name: tuple(raw[name]) for name in ("sources", "crc32")})
+
+
+_COUNT = (lambda x: type(x) is int and x >= 1, "a whole number of at least 1")
+_HASH = (lambda x: isinstance(x, str) and re.fullmatch(r"[0-9a-f]{64}", x) is not None, "a sha256 (64 hex digits)")
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what each may hold, and how that is said
+    "dtype": (lambda x: isinstance(x, str) and x in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "num_tokens": _COUNT,
+    "num_documents": _COUNT,
+    "vocab_size": (lambda x: type(x) is int and 1 <= x <= 1 << 32, "a whole number from 1 to 2^32"),
+    "sha256": _HASH,
+    "tokenizer_sha256": _HASH,
+    "crc32": (lambda x: isinstance(x, list) and all(type(y) is int for y in x), "a list of whole numbers"),
+    "sources": (lambda x: isinstance(x, list) and all(isinstance(y, str) for y in x), "a list of names"),
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _map_tokens(path: Path, manifest: Manifest) -> np.ndarray:
@@ -223,9 +297,22 @@ def _map_tokens(path: Path, manifest: Manifest) -> np.ndarray:
                 f"{path} has {size} bytes, expected {manifest.num_tokens * dtype.itemsize} ({manifest.num_tokens} "
                 f"tokens of {manifest.dtype}): it is truncated, or of another dtype than {MANIFEST} says"
             )
+        _check_layout(path.with_name(MANIFEST), manifest, size)
         return np.memmap(path, dtype, mode="r")
     except OSError as error:
         raise os_failure("read", path, error) from error
+
+
+def _check_layout(path: Path, manifest: Manifest, size: int) -> None:
+    """What the manifest says of the file beside its size, which fits."""
+    if manifest.dtype != dtype_for(manifest.vocab_size):
+        raise FileError(
+            f"{path}: dtype is {manifest.dtype!r}, but ids of a vocabulary of {manifest.vocab_size} are stored as "
+            f"{dtype_for(manifest.vocab_size)}"
+        )
+    chunks = -(-size // CHUNK_BYTES)
+    if manifest.crc32 and len(manifest.crc32) != chunks:
+        raise FileError(f"{path}: crc32 has {len(manifest.crc32)} sums, expected {chunks} of {CHUNK_BYTES} bytes each")
 
 
 def _no_manifest_message(directory: Path) -> str:

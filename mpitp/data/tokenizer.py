@@ -9,25 +9,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tokenizers
 
-from mpitp.errors import ConfigError, FileError
-from mpitp.files import os_failure, write_file
+from mpitp.data.added_tokens import add_declared_tokens, check_own_tokens, token_text
+from mpitp.data.stream import StreamDecoder
+from mpitp.errors import ConfigError, FileError, MpitpError
+from mpitp.files import os_failure, read_regular, write_file
+from mpitp.text import decode_text
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+JSON_FILES = (TOKENIZER, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 # all that belongs to a tokenizer and goes along with a saved model
-FILES = (TOKENIZER, CONFIG, SPECIAL_TOKENS, "added_tokens.json", "chat_template.jinja")
+FILES = (*JSON_FILES, "chat_template.jinja")
 
 BYTE_END_OF_TEXT = "<|endoftext|>"
-REPLACEMENT = "\ufffd"  # what undecodable bytes become
-MAX_CHARACTER_BYTES = 4
+_PROBE = "Bytes of  several words: é漢"
+
+
+class Encoded(NamedTuple):
+    """Token ids, and for each the characters [first, end) of the text that it stands for."""
+
+    ids: Sequence[int] | np.ndarray
+    spans: Sequence[tuple[int, int]]
 
 
 class Tokenizer:
@@ -38,117 +50,117 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
-        self.files = {name: files[name] for name in FILES if name in files}
-        self._backend = _parse_tokenizer(self.files[TOKENIZER], where)
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.files, self._where = {name: files[name] for name in FILES if name in files}, where
+        documents = {name: _parse_json(self.files.get(name, b"{}"), f"{where}/{name}") for name in JSON_FILES}
+        config = documents[CONFIG]
+        special = documents[SPECIAL_TOKENS] | config
+        with _library(where):
+            self._backend = _make_backend(self.files[TOKENIZER], documents[TOKENIZER], where)
+            add_declared_tokens(self._backend, config, documents[ADDED_TOKENS], special, where)
+            vocabulary = self._backend.get_vocab(with_added_tokens=True)
+            added = self._backend.get_added_tokens_decoder()
+            self._is_bytes = _is_byte_tokenizer(self._backend, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        config = _parse_json(self.files.get(CONFIG, b"{}"), f"{where}/{CONFIG}")
-        special = _parse_json(self.files.get(SPECIAL_TOKENS, b"{}"), f"{where}/{SPECIAL_TOKENS}") | config
+        self.special_tokens = {id_: token.content for id_, token in added.items() if token.special}
         self.bos_id = _special_id(special.get("bos_token"), "bos_token", vocabulary, where)
         self.eos_id = _special_id(special.get("eos_token"), "eos_token", vocabulary, where)
-        self._add_bos = config.get("add_bos_token")
-        self._is_bytes = _is_byte_tokenizer(self._backend, vocabulary)
+        self.mask_id = _special_id(special.get("mask_token"), "mask_token", vocabulary, where)
+        self._prefix, self._suffix = self._around(config.get("add_bos_token"))
 
     @property
     def sha256(self) -> str:
         """Hash of tokenizer.json, to tell whether two tokenizers are one."""
         return hashlib.sha256(self.files[TOKENIZER]).hexdigest()
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The end of a text, where the tokenizer has one."""
+        return () if self.eos_id is None else (self.eos_id,)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. With special tokens: what the tokenizer puts around a text (often a first bos)."""
-        if self._is_bytes and BYTE_END_OF_TEXT not in text:
-            return list(text.encode())
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return self._with_special(text, ids) if add_special_tokens else ids
-
-    def encode_pieces(self, pieces: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Token ids of neighbouring pieces of one text, each given as (context, piece), without special tokens.
-
-        The context is the end of what came before. It is tokenized along and its tokens dropped, so that a piece's
-        first token is what it would be within the text. The pieces are tokenized in parallel.
+        """Token ids of `text`. With special tokens: what the tokenizer puts around a text (often a first bos), unless
+        the text has it already.
         """
-        if self._is_bytes and not any(BYTE_END_OF_TEXT in piece for _, piece in pieces):
-            return [list(piece.encode()) for _, piece in pieces]
-        encodings = self._backend.encode_batch([context + piece for context, piece in pieces], add_special_tokens=False)
-        return [self._without_context(*both) for both in zip(encodings, pieces, strict=True)]
+        ids = self._plain(text)
+        if not add_special_tokens:
+            return ids
+        has_prefix = ids[: len(self._prefix)] == self._prefix
+        return [*([] if has_prefix else self._prefix), *ids, *self._suffix]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts in parallel, each with what the tokenizer puts around one."""
+        plain = [list(encoded.ids) for encoded in self.encode_spans(texts)]
+        return [[*self._prefix, *ids, *self._suffix] for ids in plain]
+
+    def shortened(self, ids: list[int], most: int) -> list[int]:
+        """Ids of a text, cut where they are more than `most`; what the tokenizer puts behind a text stays."""
+        return ids if len(ids) <= most else ids[: most - len(self._suffix)] + self._suffix
+
+    def encode_spans(self, texts: Sequence[str], plain_specials: bool = False) -> list[Encoded]:
+        """Token ids and the places in the text they come from, of several texts in parallel, nothing put around them.
+
+        plain_specials: the spelling of a special token is text like any other.
+        """
+        if self._is_bytes and (plain_specials or not any(BYTE_END_OF_TEXT in text for text in texts)):
+            return [_encode_bytes(text) for text in texts]
+        with _library(self._where):
+            self._backend.encode_special_tokens = plain_specials
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+            self._backend.encode_special_tokens = False
+            return [Encoded(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of token ids that begin a text; bytes that are no UTF-8 become U+FFFD."""
+        with _library(self._where):
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
-        """A decoder for one stream of tokens."""
-        return StreamDecoder(self, skip_special_tokens)
+    def decode_after(self, context: Sequence[int], ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids that go on with a text: a first space stays."""
+        stream = self.stream_decoder(skip_special_tokens, context)
+        return "".join(stream.push(i) for i in ids) + stream.flush()
 
-    def _with_special(self, text: str, plain: list[int]) -> list[int]:
-        """`add_bos_token` in tokenizer_config.json, where it stands, overrules tokenizer.json, as in transformers."""
-        ids = self._backend.encode(text, add_special_tokens=True).ids
-        if self.bos_id is None or self._add_bos is None:
-            return ids
-        bos = [self.bos_id]
-        if self._add_bos and ids[:1] != bos:
-            return bos + ids
-        if not self._add_bos and ids[:1] == bos and plain[:1] != bos:
-            return ids[1:]
-        return ids
+    def has_token(self, id_: int) -> bool:
+        """Whether an id stands for anything; a model's vocabulary may have more ids, and there may be gaps."""
+        return self._backend.id_to_token(id_) is not None
 
-    def _without_context(self, encoding: Any, context_and_piece: tuple[str, str]) -> list[int]:
-        context, piece = context_and_piece
-        before = bisect_left(encoding.offsets, len(context), key=lambda span: span[0])
-        if before and encoding.offsets[before - 1][1] > len(
-            context
-        ):  # a token lies across the cut: nothing may be lost
-            return self._backend.encode(piece, add_special_tokens=False).ids
-        return encoding.ids[before:]
+    def stream_decoder(self, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for one stream of tokens, which goes on with the text of the tokens in `context`."""
+        return StreamDecoder(lambda ids: self.decode(ids, skip_special_tokens), context)
 
+    def _plain(self, text: str) -> list[int]:
+        if self._is_bytes and BYTE_END_OF_TEXT not in text:
+            return list(text.encode())
+        with _library(self._where):
+            return self._backend.encode(text, add_special_tokens=False).ids
 
-class StreamDecoder:
-    """Decodes tokens one by one into text that is never taken back: a character cut across tokens waits for its rest.
-
-    A window of the last tokens is decoded again with each new one, since a token's text can depend on its neighbours.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
-        self._emitted = 0  # characters of the window's text that are out
-        self._waiting = 0  # tokens since the last that came out whole
-
-    def push(self, token: int) -> str:
-        """The text that became certain with this token; often "" within a character."""
-        self._window.append(int(token))
-        self._waiting += 1
-        text = self._text()
-        if not text.endswith(REPLACEMENT):
-            return self._emit(text, whole=True)
-        # A character has at most four bytes and a token at least one: what has waited longer is no beginning of one.
-        certain = len(text) - 1 if self._waiting >= MAX_CHARACTER_BYTES else len(text.rstrip(REPLACEMENT))
-        return self._emit(text[:certain], whole=False)
-
-    def flush(self) -> str:
-        """The rest at the end of the stream, an incomplete character as U+FFFD."""
-        return self._emit(self._text(), whole=True)
-
-    def _emit(self, text: str, whole: bool) -> str:
-        fresh = text[self._emitted :]
-        self._emitted = max(self._emitted, len(text))
-        if whole:
-            keep = self._window[-self._waiting :] if self._waiting else self._window
-            if len(keep) < len(self._window):  # the tokens before them can't change any more
-                self._window = keep
-                self._emitted = len(self._text())
-            self._waiting = 0
-        return fresh
-
-    def _text(self) -> str:
-        return self._tokenizer.decode(self._window, self._skip_special_tokens)
+    def _around(self, add_bos: bool | None) -> tuple[list[int], list[int]]:
+        """What is put before and after a text. `add_bos_token` in tokenizer_config.json, where it stands, overrules
+        tokenizer.json, as in transformers.
+        """
+        if add_bos is not None and not isinstance(add_bos, bool):
+            raise FileError(f"{self._where}/{CONFIG}: add_bos_token must be true or false, got {add_bos!r:.60}")
+        with _library(self._where):
+            probe = self._backend.encode("a", add_special_tokens=True)
+        inner = [place for place, added in enumerate(probe.special_tokens_mask) if not added]
+        first, last = (inner[0], inner[-1] + 1) if inner else (len(probe.ids), len(probe.ids))
+        prefix, suffix = probe.ids[:first], probe.ids[last:]
+        if outside := [i for i in (*prefix, *suffix) if i >= self.vocab_size]:
+            raise FileError(
+                f"{self._where}/{TOKENIZER}: its post_processor adds the id {outside[0]}, outside its vocabulary of "
+                f"{self.vocab_size}"
+            )
+        bos = [] if self.bos_id is None else [self.bos_id]
+        if add_bos and prefix[:1] != bos:
+            return bos + prefix, suffix
+        if add_bos is False and bos and prefix[:1] == bos:
+            return prefix[1:], suffix
+        return prefix, suffix
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
     """The tokenizer of a Hugging Face directory (or of prepared data). Raises FileError where there is none."""
     path = Path(directory)
-    if not (path / TOKENIZER).is_file():
+    if not (path / TOKENIZER).exists():
         if not path.is_dir():
             raise FileError(f"tokenizer directory {directory} {'is a file' if path.exists() else 'does not exist'}")
         raise FileError(
@@ -158,7 +170,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     files = {}
     for name in FILES:
         try:
-            files[name] = (path / name).read_bytes()
+            files[name] = read_regular(path / name)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -218,24 +230,70 @@ def _is_byte_tokenizer(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, i
     """Whether a tokenizer is the byte tokenizer, which a line of Python does far faster than the library."""
     if backend.normalizer is not None or getattr(backend.pre_tokenizer, "add_prefix_space", True):
         return False
-    return dict(vocabulary) == {**_byte_vocabulary(), BYTE_END_OF_TEXT: 256}
+    if dict(vocabulary) != {**_byte_vocabulary(), BYTE_END_OF_TEXT: 256}:
+        return False
+    if not isinstance(backend.model, tokenizers.models.BPE) or list(backend.get_added_tokens_decoder()) != [256]:
+        return False
+    # settings of the model may still add to words what the vocabulary lacks
+    return backend.encode(_PROBE, add_special_tokens=False).ids == list(_PROBE.encode())
 
 
-def _parse_tokenizer(content: bytes, where: str) -> tokenizers.Tokenizer:
-    _parse_json(content, f"{where}/{TOKENIZER}")
+def _encode_bytes(text: str) -> Encoded:
+    """What the library gives for the byte tokenizer: the bytes of a character all stand for the whole of it."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    first = np.cumsum((data & 0xC0) != 0x80) - 1  # other bytes than 10xxxxxx begin a character
+    return Encoded(data, _CharacterSpans(first))
+
+
+class _CharacterSpans(Sequence[tuple[int, int]]):
+    """One character for each byte."""
+
+    def __init__(self, first: np.ndarray) -> None:
+        self._first = first
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return _CharacterSpans(self._first[place])
+        return int(self._first[place]), int(self._first[place]) + 1
+
+
+@contextmanager
+def _library(where: str) -> Iterator[None]:
+    """Errors of the tokenizers library as FileErrors: it raises Exception itself, and its panics aren't Exceptions."""
     try:
-        backend = tokenizers.Tokenizer.from_str(content.decode())
+        yield
+    except MpitpError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise FileError(
+            f"{where}/{TOKENIZER}: its parts don't fit together; the tokenizers library says: {error}"
+        ) from error
+
+
+def _make_backend(content: bytes, document: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_str(decode_text(content, where))
     except Exception as error:  # the library raises Exception itself
         raise FileError(f"{where}/{TOKENIZER} is not understood by the tokenizers library: {error}") from error
+    check_own_tokens(backend, document, where)
     backend.no_truncation()  # some files carry the settings of their training
     backend.no_padding()
+    if isinstance(backend.model, tokenizers.models.BPE):
+        backend.model.dropout = None  # merges left out at random: every rank would read a prompt in its own way
     return backend
 
 
 def _parse_json(content: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(content)
-    except ValueError as error:
+        value = json.loads(decode_text(content, where))
+    except FileError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise FileError(f"{where} must hold a JSON object, but holds a {type(value).__name__}")
@@ -244,7 +302,7 @@ def _parse_json(content: bytes, where: str) -> dict[str, Any]:
 
 def _special_id(token: Any, role: str, vocabulary: Mapping[str, int], where: str) -> int | None:
     """The id of a special token, given as text or as an object with its `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
+    text = token_text(token)
     if text is None:
         return None
     if text not in vocabulary:

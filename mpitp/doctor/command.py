@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probe every rank and print the facts on rank 0; every rank returns 0, or LaunchError's code if one is wrong."""
+    from mpitp.comm.abort import end_all_ranks
     from mpitp.comm.environment import launch_claim
     from mpitp.comm.serial import SerialGroup
-    from mpitp.comm.world import world_group
+    from mpitp.comm.start_world import world_group
 
     claim = launch_claim(os.environ)
     failure = ""
@@ -49,13 +50,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         group = world_group()
         speaks = group.rank == 0
-    except LaunchError as error:  # every process is alone: let one of them say so, with all else that it sees
-        group, failure, speaks = SerialGroup(), str(error), claim.rank == 0
+    except LaunchError as error:  # this process is alone: let rank 0 say so, with all else that it sees
+        if claim.rank > 0:
+            raise
+        group, failure, speaks = SerialGroup(), str(error), True
     facts = _gather_facts(group, failure)
     code = 0 if all(fact.ok for fact in facts) else LaunchError.exit_code
     if speaks:
         print(_as_json(facts) if args.json else _as_text(facts))
         sys.stdout.flush()
+    if failure and claim.size > 1:
+        end_all_ranks(0, "", code)  # others may wait for this rank in MPI's start
     return code
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mpitp.backend.threads import fair_share
 from mpitp.comm.environment import LaunchClaim
+from mpitp.comm.shm_room import MPICH_BYTES_A_RANK
 from mpitp.doctor.probe import RankProbe
 
 SHM_NEEDED_BYTES = 16 * 2**20  # for each rank of a host: MPI's shared buffers between two ranks, with room to spare
@@ -39,12 +40,13 @@ def diagnose(
         _accelerator_fact(probes),
         Fact("cores", f"{_spread(len(p.cores) for p in probes)} in the affinity mask of a rank"),
         _mpi_fact(probes, launch_failure),
-        _launcher_fact(claims, launch_failure),
+        _launcher_fact(probes, claims, launch_failure),
         _layout_fact(probes),
         _oversubscription_fact(probes),
         Fact("cuda-aware", f"{'yes' if first.device_aware.aware else 'no'}: {first.device_aware.how}"),
         _gpu_fact(probes),
-        _shm_fact(probes),
+        _shm_fact(probes, launch_failure),
+        _node_sums_fact(probes),
         sums_fact("all-reduce", sums),
     ]
 
@@ -67,7 +69,9 @@ def _accelerator_fact(probes: Sequence[RankProbe]) -> Fact:
 
 def _mpi_fact(probes: Sequence[RankProbe], launch_failure: str) -> Fact:
     libraries = sorted({probe.mpi for probe in probes})
-    value = "; ".join(f"{library}, MPI standard {standard}" for library, standard in libraries if standard)
+    value = "; ".join(f"{library}, MPI standard {standard}" for library, standard, _ in libraries if standard)
+    if remedy := _mpi_remedy(probes):
+        return Fact("mpi", value or "the MPI library can't be loaded", False, remedy)
     if not value:
         needed = bool(launch_failure)
         return Fact("mpi", "no MPI library: one rank only", not needed, 'pip install "mpitp[mpich]", or load a module')
@@ -76,11 +80,16 @@ def _mpi_fact(probes: Sequence[RankProbe], launch_failure: str) -> Fact:
     )
 
 
-def _launcher_fact(claims: Sequence[LaunchClaim], launch_failure: str) -> Fact:
+def _mpi_remedy(probes: Sequence[RankProbe]) -> str:
+    """What to do where a rank can't load the MPI library that it should have; "" where all can."""
+    return next((remedy for _, _, remedy in (probe.mpi for probe in probes) if remedy), "")
+
+
+def _launcher_fact(probes: Sequence[RankProbe], claims: Sequence[LaunchClaim], launch_failure: str) -> Fact:
     claim = claims[0]
     value = f"{claim.launcher}, {claim.variable}={claim.size}" if claim.variable else "none"
     if launch_failure:
-        return Fact("launcher", value, False, launch_failure)
+        return Fact("launcher", value, False, "" if launch_failure == _mpi_remedy(probes) else launch_failure)
     wrong = [r for r, c in enumerate(claims) if c.variable and c.variable != "PMIX_RANK" and c.size != len(claims)]
     wrong += [r for r, c in enumerate(claims) if c.variable and c.rank != r]
     remedy = f"launcher and MPI disagree on size or rank (rank {min(wrong)} of MPI's {len(claims)})" if wrong else ""
@@ -127,16 +136,31 @@ def _gpu_fact(probes: Sequence[RankProbe]) -> Fact:
     return Fact("gpu", value, len(found) == 1, "the hosts differ in CuPy or GPUs")
 
 
-def _shm_fact(probes: Sequence[RankProbe]) -> Fact:
+def _shm_fact(probes: Sequence[RankProbe], launch_failure: str) -> Fact:
     sized = [(p.shm_free_bytes, p.host) for p in probes if p.shm_free_bytes is not None]
     if not sized:
         return Fact("/dev/shm", "none on this system")
     free, host = min(sized)
-    needed = SHM_NEEDED_BYTES * max(Counter(probe.host for probe in probes).values())
+    most = max(Counter(probe.host for probe in probes).values())
+    needed = SHM_NEEDED_BYTES * most if most > 1 else _shm_for_two(probes[0])
     remedy = (
         f"MPI between ranks of a host needs about {needed / 2**20:.0f} MiB; containers: --shm-size=1g or --ipc=host"
     )
-    return Fact("/dev/shm", f"{free / 2**20:,.0f} MiB free on {host}", free >= needed or len(probes) == 1, remedy)
+    is_enough = free >= needed and (most > 1 or "/dev/shm" not in launch_failure)
+    return Fact("/dev/shm", f"{free / 2**20:,.0f} MiB free to write on {host}", is_enough, remedy)
+
+
+def _shm_for_two(alone: RankProbe) -> int:
+    """The least with which two ranks would start where one now runs alone; Open MPI goes other ways."""
+    return 2 * MPICH_BYTES_A_RANK if alone.mpi[0].startswith("MPICH") else 0
+
+
+def _node_sums_fact(probes: Sequence[RankProbe]) -> Fact:
+    """How ranks of one host sum: see `comm/shared_memory.py`."""
+    machines = sorted({probe.machine for probe in probes})
+    if all(probe.orders_stores for probe in probes):
+        return Fact("node sums", f"through shared memory: {', '.join(machines)} keeps the order of stores")
+    return Fact("node sums", f"through the MPI library: {', '.join(machines)} may show stores in another order")
 
 
 def sums_fact(name: str, sums: Sequence[Mapping[str, bool]]) -> Fact:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from pathlib import Path
 
 from mpitp import __version__
 from mpitp.backend.accelerator import describe_accelerator
 from mpitp.backend.threads import affinity_cores
 from mpitp.comm.device_aware import DeviceAwareness, query_device_awareness
-from mpitp.comm.world import library_name
+from mpitp.comm.library import chosen_library, has_own_mpi, library_name, load_mpi
+from mpitp.comm.shared_memory import orders_stores
+from mpitp.comm.shm_room import shm_room
+from mpitp.errors import LaunchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,13 @@ class RankProbe:
     blas: tuple[str, ...]
     blas_threads: int
     accelerator: str
-    mpi: tuple[str, str]  # library, standard version
+    mpi: tuple[str, str, str]  # library, standard version; what to do where the library there is can't be loaded
     device_aware: DeviceAwareness
     gpu: str
     num_gpus: int
-    shm_free_bytes: int | None  # None where there is no /dev/shm
+    shm_free_bytes: int | None  # None where there is no /dev/shm, 0 where it can't be written
+    machine: str  # kind of processor
+    orders_stores: bool
 
 
 def probe_rank() -> RankProbe:
@@ -62,7 +66,9 @@ def probe_rank() -> RankProbe:
         device_aware=_probe_device_awareness(),
         gpu=gpu,
         num_gpus=num_gpus,
-        shm_free_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+        shm_free_bytes=_shm_free_bytes(),
+        machine=platform.machine(),
+        orders_stores=orders_stores(),
     )
 
 
@@ -73,27 +79,19 @@ def _installed(package: str) -> str:
         return "not installed"
 
 
-def _probe_mpi() -> tuple[str, str]:
-    mpi = import_mpi()
-    if mpi is None:
-        return "none", ""
-    version, subversion = mpi.Get_version()
-    return library_name(mpi), f"{version}.{subversion}"
-
-
-def import_mpi() -> Any:
-    """`mpi4py.MPI` without starting MPI (it may be running already), or None where no library can be loaded."""
+def _probe_mpi() -> tuple[str, str, str]:
     try:
-        import mpi4py
+        mpi = load_mpi()
+    except LaunchError as error:
+        is_wanted = chosen_library(os.environ) or has_own_mpi(Path(sys.executable).parent)
+        return "none", "", str(error) if is_wanted else ""
+    version, subversion = mpi.Get_version()
+    return library_name(mpi), f"{version}.{subversion}", ""
 
-        before, mpi4py.rc.initialize = mpi4py.rc.initialize, False
-        try:
-            from mpi4py import MPI
-        finally:
-            mpi4py.rc.initialize = before
-    except (ImportError, RuntimeError):
-        return None
-    return MPI
+
+def _shm_free_bytes() -> int | None:
+    room = shm_room()
+    return room.free_bytes * room.is_writable if room is not None else None
 
 
 def _probe_gpu() -> tuple[str, int]:
@@ -111,4 +109,4 @@ def _probe_gpu() -> tuple[str, int]:
 
 
 def _probe_device_awareness() -> DeviceAwareness:
-    return DeviceAwareness(False, "no MPI library") if import_mpi() is None else query_device_awareness()
+    return query_device_awareness() if "mpi4py.MPI" in sys.modules else DeviceAwareness(False, "no MPI library")

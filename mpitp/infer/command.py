@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpitp.error_stream import ErrorStream
+from mpitp.config import DTYPES
+from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, UsageError
-from mpitp.files import os_failure
+from mpitp.infer.lines import from_words, is_surrogate, read_lines, takes_every_letter, write_out
+from mpitp.paths import path_option
 
 if TYPE_CHECKING:
+    from mpitp.backend.device import Device
     from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
     from mpitp.infer.generate import Completion, Speed
+    from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
     from mpitp.trace.tracer import Tracer
 
@@ -36,9 +39,13 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp generate`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--model", required=True, metavar="DIR", help="Hugging Face directory with a tokenizer")
+    parser.add_argument(
+        "--model", required=True, type=path_option, metavar="DIR", help="Hugging Face directory with a tokenizer"
+    )
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
-    parser.add_argument("--prompts", metavar="FILE", help='a file with one prompt a line ("-": standard input)')
+    parser.add_argument(
+        "--prompts", type=path_option, metavar="FILE", help='a file with one prompt a line ("-": standard input)'
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default 64")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: the likeliest token")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: all)")
@@ -49,8 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
     parser.add_argument("--tokens-per-second", action="store_true", help="print prefill and decode speed on stderr")
-    parser.add_argument("--trace", metavar="OUT.JSON", help="write a timeline of all ranks, print the ledger on stderr")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="to compute in")
+    parser.add_argument(
+        "--trace",
+        type=path_option,
+        metavar="OUT.JSON",
+        help="write a timeline of all ranks, print the ledger on stderr",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     parser.add_argument("--invariant", action="store_true", help="the same bits at every rank count")
     parser.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
@@ -58,37 +70,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; every rank runs this, rank 0 prints."""
-    from mpitp.checkpoint.load import load_config, load_model
+    from mpitp.checkpoint.load import load_config, model_facts
+    from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
-    from mpitp.infer.generate import Speed, generate
+    from mpitp.infer.generate import Follower, generate
     from mpitp.infer.sampling import Sampling
-    from mpitp.layers.layout import choose_blocks
+    from mpitp.models.ends import TOKENIZER, notices_of, with_ends
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     _check(args)
     group, device = start_job(args.device, invariant=args.invariant)
+    agree(group, lambda: call_facts("generate", args, ["model"]) | model_facts("--model", args.model))
     prompts = _prompts(args, group)
-    config, tokenizer = load_config(args.model), load_tokenizer(args.model)
-    blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
+    tokenizer = load_tokenizer(args.model)
+    config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     tracer = _tracer(args)
-    model_group = group if tracer is None else tracer.watch(group)
-    model = load_model(args.model, model_group, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    world = group if tracer is None else tracer.watch(group)
+    model = _load(args, config, world, device)
     if tracer is not None:
         tracer.attach(model)
-    speed, printer = Speed(), Printer(args, tokenizer, prompts, is_speaker=group.rank == 0)
-    eos_ids = () if args.ignore_eos else None
+    printer = Printer(args, tokenizer, prompts, encoded, is_speaker=group.rank == 0)
     if group.rank == 0:
-        _say_shortened(args.max_new_tokens, encoded, config.max_positions)
+        tell(notices_of(config))
+        _say_shortened(args.max_new_tokens, encoded, config.cached_positions)
+    eos_ids = () if args.ignore_eos else None
+    follower = Follower(printer.token)
     printer.begin()
-    done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, printer.token, speed)
+    done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, follower, world)
     printer.end(done)
-    if args.tokens_per_second and group.rank == 0:
-        _print_speed(speed, model)
+    if group.rank == 0:
+        tell(_textless(tokenizer, [token for text in done for token in text.tokens], config.vocab_size))
+        if args.tokens_per_second:
+            _print_speed(follower.speed, group.size)
     if tracer is not None:
         _finish_trace(tracer, group, args.trace)
     return 0
+
+
+def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device: Device) -> CausalLM:
+    """The model, split over `world` as the arguments say."""
+    from mpitp.checkpoint.load import load_model
+    from mpitp.layers.site import choose_blocks, make_site
+
+    blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
+    site = make_site(world, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    return load_model(args.model, site, config=config)
+
+
+def _textless(tokenizer: Tokenizer, tokens: list[int], vocab_size: int) -> list[str]:
+    """A line where ids were chosen that stand for nothing: the text lacks them without a trace."""
+    found = [token for token in tokens if not tokenizer.has_token(token)]
+    if not found:
+        return []
+    ids = ", ".join(map(str, sorted(set(found))[:5])) + (", ..." if len(set(found)) > 5 else "")
+    return [
+        f"{len(found)} of the {len(tokens)} new tokens are ids that no token of the tokenizer has ({ids}), so no text "
+        f"comes of them: the model has a vocabulary of {vocab_size}, the tokenizer of {tokenizer.vocab_size}"
+    ]
 
 
 def _tracer(args: argparse.Namespace) -> Tracer | None:
@@ -112,10 +152,19 @@ def _finish_trace(tracer: Tracer, group: Group, path: str) -> None:
 class Printer:
     """What rank 0 writes to stdout; other ranks write nothing."""
 
-    def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer, prompts: list[str], *, is_speaker: bool) -> None:
-        self.json, self.echo, self.tokenizer, self.prompts = args.json, not args.no_echo, tokenizer, prompts
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        tokenizer: Tokenizer,
+        prompts: list[str],
+        encoded: list[list[int]],
+        *,
+        is_speaker: bool,
+    ) -> None:
+        self.json, self.echo, self.tokenizer = args.json, not args.no_echo, tokenizer
+        self.prompts, self.encoded = prompts, encoded
         self.is_speaker = is_speaker
-        self.stream = tokenizer.stream_decoder() if args.stream else None
+        self.stream = tokenizer.stream_decoder(context=encoded[0]) if args.stream else None
 
     def begin(self) -> None:
         """The prompt, when the text is streamed behind it."""
@@ -132,32 +181,17 @@ class Printer:
         if self.stream is not None:
             self._write(self.stream.flush() + "\n")
             return
-        for index, (prompt, done) in enumerate(zip(self.prompts, completions, strict=True)):
-            text = self.tokenizer.decode(done.tokens)
+        for index, (prompt, ids, done) in enumerate(zip(self.prompts, self.encoded, completions, strict=True)):
+            text = self.tokenizer.decode_after(ids, done.tokens)
             if self.json:
                 record = {"prompt": prompt, "text": text, "tokens": done.tokens, "finish_reason": done.finish_reason}
-                self._write(json.dumps(record, ensure_ascii=False) + "\n")
+                self._write(json.dumps(record, ensure_ascii=not takes_every_letter(sys.stdout)) + "\n")
             else:
                 self._write(("\n" if index else "") + (prompt if self.echo else "") + text + "\n")
 
     def _write(self, text: str) -> None:
-        if not self.is_speaker:
-            return
-        if sys.stdout is None:
-            raise FileError("can't write to standard output: it is closed")
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except UnicodeEncodeError as error:
-            letter = error.object[error.start]
-            raise FileError(
-                f"can't write {ascii(letter)} to standard output, whose encoding is {error.encoding}: choose a UTF-8 "
-                "locale, or set PYTHONIOENCODING=utf-8"
-            ) from error
-        except BrokenPipeError:
-            raise  # the reader has left, as in `mpitp ... | head`
-        except OSError as error:
-            raise os_failure("write to", "standard output", error) from error
+        if self.is_speaker:
+            write_out(text)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -176,31 +210,17 @@ def _check(args: argparse.Namespace) -> None:
 def _prompts(args: argparse.Namespace, group: Group) -> list[str]:
     """The prompts; a file or standard input is read by rank 0 and broadcast."""
     if args.prompts is None:
-        lines: list[str] | FileError = list(args.prompt)
+        lines: list[str] | FileError = [from_words(prompt) for prompt in args.prompt]
     else:
-        lines = group.broadcast_object(_read_lines(args.prompts) if group.rank == 0 else None)
+        lines = group.broadcast_object(read_lines(args.prompts, "prompt") if group.rank == 0 else None)
     if isinstance(lines, FileError):
         raise lines
     for index, prompt in enumerate(lines):
         if not prompt:
             raise UsageError(f"prompt {index + 1} is empty; give it some text")
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
+        if any(map(is_surrogate, prompt)):
             raise UsageError(f"prompt {index + 1} is not UTF-8 text")
     return lines
-
-
-def _read_lines(path: str) -> list[str] | FileError:
-    """The lines of a file, or the error to be raised on every rank."""
-    if path == "-" and sys.stdin is None:
-        return FileError("can't read standard input: it is closed")
-    try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        lines = raw.decode().splitlines()
-    except OSError as error:
-        return FileError(f"can't read {path}: {error.strerror}")
-    except UnicodeDecodeError as error:
-        return FileError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}")
-    return lines if lines else FileError(f"{path} holds no prompt; expected one a line")
 
 
 def _say_shortened(max_new_tokens: int, encoded: list[list[int]], positions: int) -> None:
@@ -215,11 +235,10 @@ def _say_shortened(max_new_tokens: int, encoded: list[list[int]], positions: int
             )
 
 
-def _print_speed(speed: Speed, model: CausalLM) -> None:
+def _print_speed(speed: Speed, ranks: int) -> None:
     def rate(tokens: int, seconds: float) -> str:
         return f"{tokens} tokens in {seconds:.2f} s ({tokens / seconds:.1f} tokens/s)" if tokens else "none"
 
-    ranks = model.layout.group.size
     print(
         f"prefill: {rate(speed.prefill_tokens, speed.prefill_seconds)}; "
         f"decode: {rate(speed.decode_tokens, speed.decode_seconds)}; {ranks} rank{'s' * (ranks > 1)}",

@@ -2,20 +2,25 @@
 
 One forward pass over all prompts fills the KV cache (prefill); then every pass feeds the one newest token of each text
 that still goes on (decode). Prompts of different lengths lie one after the other without padding, so each is computed
-as if it were alone. Rank 0 chooses the tokens and broadcasts them: ranks can't drift apart.
+as if it were alone. It is the engine (`engine.py`) that does it, with room for all texts at once: rank 0 chooses the
+tokens and sends them along with the next step's work, so ranks can't drift apart.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from mpitp.errors import NumericError, UsageError
-from mpitp.infer.sampling import Sampling, uniform_draw
-from mpitp.models.batch import Batch
+from mpitp.comm.group import Group
+from mpitp.errors import UsageError
+from mpitp.infer.blocks import blocks_of
+from mpitp.infer.engine import Engine, Executor, row_by_row
+from mpitp.infer.orders import Reason, WorkOrder
+from mpitp.infer.requests import SILENT, Request, room_behind
+from mpitp.infer.sampling import Sampling
+from mpitp.infer.schedule import Limits
 from mpitp.models.model import CausalLM
 
 OnToken = Callable[[int, int], None]  # (prompt's index, token)
@@ -39,6 +44,14 @@ class Speed:
     decode_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class Follower:
+    """Is told of texts as they grow, on every rank: `on_token` of each token, `speed` is added to."""
+
+    on_token: OnToken | None = None
+    speed: Speed = field(default_factory=Speed)
+
+
 GREEDY = Sampling()
 
 
@@ -48,48 +61,100 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     eos_ids: Iterable[int] | None = None,
-    on_token: OnToken | None = None,
-    speed: Speed | None = None,
+    follower: Follower | None = None,
+    world: Group | None = None,
 ) -> list[Completion]:
     """At most `max_new_tokens` tokens for each prompt (token ids); the same on every rank.
 
-    A text ends before one of `eos_ids` (None: those of the model's config). `on_token` is called on every rank with
-    (prompt's index, token) as soon as a token is known; `speed`, if given, is filled in.
+    A text ends before one of `eos_ids` (None: those of the model's config). `world`: the ranks that must go on with the
+    same tokens, the first of which chooses them; None: those that the model is laid on.
 
     Raises UsageError for no prompt, an empty prompt, one longer than the model's positions, or max_new_tokens < 1;
     NumericError when the model's logits are not finite.
     """
     ends = frozenset(model.config.eos_ids if eos_ids is None else eos_ids)
-    limits = [_room(model, prompt, max_new_tokens) for prompt in checked_prompts(prompts, max_new_tokens)]
-    completions = [Completion() for _ in prompts]
-    occurrences = _occurrences(prompts)
-    speed = speed or Speed()
-    caches = model.new_caches([len(prompt) + room for prompt, room in zip(prompts, limits, strict=True)])
-    active, fed, past = list(range(len(prompts))), [list(prompt) for prompt in prompts], [0] * len(prompts)
-    while active:
-        started = time.perf_counter()
-        batch = Batch.of_lists([fed[i] for i in active], tuple(past[i] for i in active))
-        logits = model.next_logits(batch, caches)
-        if not np.isfinite(logits).all():  # equal on every rank, and so is the decision
-            raise NumericError("logits that are not finite: the model's weights are damaged, or overflow in this dtype")
-        places = [past[i] + len(fed[i]) for i in active]
-        chosen = _choose(model, logits, sampling, [occurrences[i] for i in active], places)
-        _count(speed, batch, is_prefill=past[active[0]] == 0, seconds=time.perf_counter() - started)
-        still = []
-        for row, (i, token) in enumerate(zip(active, chosen, strict=True)):
-            past[i], fed[i] = past[i] + len(fed[i]), [token]
-            if token in ends:
-                completions[i].finish_reason = "eos"
+    follower, world = follower or Follower(), world or model.site.ranks
+    checked = checked_prompts(prompts, max_new_tokens)
+    rooms = [room_behind(prompt, max_new_tokens, model.config.cached_positions) for prompt in checked]
+    record = _Record([Completion() for _ in checked], follower)
+    num_blocks = sum(blocks_of(len(prompt) + room - 1) for prompt, room in zip(checked, rooms, strict=True))
+    with row_by_row(model):
+        executor = Executor(model, num_blocks, world)
+        if world.rank:
+            executor.follow(record.order)
+        else:
+            _lead(executor, _requests(checked, rooms, sampling, ends), record)
+    return record.completions
+
+
+def _requests(
+    prompts: Sequence[Sequence[int]], rooms: Sequence[int], sampling: Sampling, ends: frozenset[int]
+) -> list[Request]:
+    seen: Counter[tuple[int, ...]] = Counter()
+    requests = []
+    for prompt, room in zip(prompts, rooms, strict=True):
+        requests.append(Request(prompt, room, SILENT, sampling, ends, seen[tuple(prompt)]))
+        seen[tuple(prompt)] += 1
+    return requests
+
+
+def _lead(executor: Executor, requests: Sequence[Request], record: _Record) -> None:
+    """On the first rank: all texts at once, each with all the places that it may need."""
+    rows = sum(len(request.prompt) for request in requests) + 2 * len(requests)
+    engine = Engine(executor, Limits(len(requests), rows, reserve=True), files=False)
+    for request in requests:
+        engine.submit(request)
+    record.begin()
+    while engine.step():
+        record.step(engine.computed_tokens)
+        record.told(engine.told)
+        record.begin()
+    engine.end()
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has come of the prompts, whose texts are numbered from 1 on; kept on every rank."""
+
+    completions: list[Completion]
+    follower: Follower
+    _started: float = 0.0
+    _computed: int = 0  # tokens, in all steps so far
+    _ordered: int = 0  # in the step under way
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._started = time.perf_counter()
+
+    def step(self, computed_tokens: int) -> None:
+        """A step has ended, by which so many tokens were computed in all."""
+        speed, seconds = self.follower.speed, time.perf_counter() - self._started
+        tokens, self._computed = computed_tokens - self._computed, computed_tokens
+        if self._computed == tokens:
+            speed.prefill_tokens += tokens
+            speed.prefill_seconds += seconds
+        else:
+            speed.decode_tokens += tokens
+            speed.decode_seconds += seconds
+
+    def order(self, order: WorkOrder) -> None:
+        """On the other ranks: an order has come, and with it what the step before has chosen."""
+        if self._started:
+            self.step(self._computed + self._ordered)
+        self._ordered = sum(len(run.tokens) for run in order.runs)
+        self.told(order.told)
+        self.begin()
+
+    def told(self, told: Iterable[tuple[int, int, Reason]]) -> None:
+        """Tokens were chosen."""
+        for number, token, reason in told:
+            completion = self.completions[number - 1]
+            if reason is Reason.EOS:
+                completion.finish_reason = "eos"
                 continue
-            completions[i].tokens.append(token)
-            if on_token is not None:
-                on_token(i, token)
-            if len(completions[i].tokens) < limits[i]:
-                still.append(row)
-        for cache in caches:
-            cache.keep(still)
-        active = [active[row] for row in still]
-    return completions
+            completion.tokens.append(token)
+            if self.follower.on_token is not None:
+                self.follower.on_token(number - 1, token)
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Sequence[Sequence[int]]:
@@ -102,45 +167,3 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Se
         if not len(prompt):
             raise UsageError(f"prompt {index + 1} is empty (it has no tokens); give it some text")
     return prompts
-
-
-def _room(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> int:
-    """How many new tokens fit: the last one need not be fed back, so it needs no position."""
-    positions = model.config.max_positions
-    if len(prompt) > positions:
-        raise UsageError(
-            f"a prompt of {len(prompt)} tokens is longer than the model's {positions} positions; shorten it"
-        )
-    return min(max_new_tokens, positions - len(prompt) + 1)
-
-
-def _occurrences(prompts: Sequence[Sequence[int]]) -> list[int]:
-    seen: dict[tuple[int, ...], int] = {}
-    counts = []
-    for prompt in prompts:
-        key = tuple(prompt)
-        counts.append(seen.get(key, 0))
-        seen[key] = counts[-1] + 1
-    return counts
-
-
-def _choose(
-    model: CausalLM, logits: np.ndarray, sampling: Sampling, occurrences: list[int], places: list[int]
-) -> list[int]:
-    """The next token of every row of logits [b, v], decided on rank 0."""
-    group = model.layout.group
-    chosen = np.zeros(len(places), np.int64)
-    if group.rank == 0:
-        for row, (occurrence, place) in enumerate(zip(occurrences, places, strict=True)):
-            draw = uniform_draw(sampling.seed, occurrence, place) if sampling.temperature else 0.0
-            chosen[row] = sampling.choose(logits[row], draw)
-    return [int(token) for token in group.broadcast(chosen)]
-
-
-def _count(speed: Speed, batch: Batch, *, is_prefill: bool, seconds: float) -> None:
-    if is_prefill:
-        speed.prefill_tokens += len(batch.tokens)
-        speed.prefill_seconds += seconds
-    else:
-        speed.decode_tokens += len(batch.tokens)
-        speed.decode_seconds += seconds

@@ -1,4 +1,4 @@
-r"""Causal self-attention, its heads dealt to the ranks (Megatron-LM, section 3; grouped KV heads: Ainslie et al. 2023).
+r"""Self-attention, its heads dealt to the ranks (Megatron-LM, section 3; grouped KV heads: Ainslie et al. 2023).
 
     q, k, v = x Wq^T, x Wk^T, x Wv^T         column-parallel, cut by heads: [t, (a + 2g)/tp * d]
     o_h     = softmax(mask(q_h k_g^T / sqrt(d))) v_g       head h uses KV head g = h // (a/g)
@@ -12,106 +12,168 @@ counts a replicated head on the rank that owns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.precision import wide_dtype
 from mpitp.backend.rng import dropout_mask
-from mpitp.layers.cached_attention import QueryGroups, attend_newest
-from mpitp.layers.kv_cache import LayerCache
-from mpitp.layers.layout import Summation
+from mpitp.layers.algebra import Algebra, Segment, Sum
+from mpitp.layers.array_type import VARYING, ArrayType
+from mpitp.layers.head_norm import HeadNorms, HeadNormsContext
+from mpitp.layers.keys import OWN_KEYS, Attended, Keys
+from mpitp.layers.layer import BACKWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
-from mpitp.layers.param import Param, prefixed
 from mpitp.layers.partition import HeadShare
-from mpitp.layers.sequences import Sequences
-from mpitp.ops.attention import attention_backward, attention_forward
+from mpitp.layers.passes import Pass
+from mpitp.layers.placement import Cut
+from mpitp.layers.rotary import Rotary
+from mpitp.layers.rows import Run
+from mpitp.layers.summation import Summation
+from mpitp.ops.attention import HeadMap
+from mpitp.ops.newest_attention import QueryGroups
 from mpitp.ops.rope import rope_backward, rope_forward
-
-Array = Any
+from mpitp.ops.score_change import ScoreChange
+from mpitp.ops.sight import CAUSAL, Sight
 
 
 @dataclass(slots=True)
 class AttentionContext:
+    """The contexts of the layers."""
+
+    qkv: LinearContext
+    heads: HeadsContext
+    out: LinearContext
+    norms: HeadNormsContext | None = None
+
+
+class SelfAttention(Layer):
+    """Input projection, this rank's heads, output projection. `qkv` has local rows [q heads | k heads | v heads].
+
+    `norms`: of q and k, between the projection and the heads; None: there are none.
+    """
+
+    def __init__(
+        self, qkv: ColumnParallelLinear, heads: AttentionHeads, out: RowParallelLinear, norms: HeadNorms | None = None
+    ) -> None:
+        self.qkv, self.heads, self.out, self.norms = qkv, heads, out, norms
+
+    def forward(self, x: Array, run: Pass) -> tuple[Array, AttentionContext]:
+        """x [t, h] -> y [t, h]."""
+        qkv, qkv_ctx = self.qkv.forward(x)
+        qkv, norms_ctx = (qkv, None) if self.norms is None else self.norms.forward(qkv)
+        o, heads_ctx = self.heads.forward(qkv, run)
+        y, out_ctx = self.out.forward(o)
+        return y, AttentionContext(qkv_ctx, heads_ctx, out_ctx, norms_ctx)
+
+    def backward(self, dy: Array, ctx: AttentionContext) -> Array:
+        """dy [t, h] -> dx [t, h]."""
+        do = self.out.backward(dy, ctx.out)
+        dqkv = self.heads.backward(do, ctx.heads)
+        if self.norms is not None and ctx.norms is not None:
+            dqkv = self.norms.backward(dqkv, ctx.norms)
+        return self.qkv.backward(dqkv, ctx.qkv)
+
+    def children(self) -> Mapping[str, Layer]:
+        norms: dict[str, Layer] = {} if self.norms is None else {"norms": self.norms}
+        return {"qkv": self.qkv, **norms, "heads": self.heads, "out": self.out}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """Whole rows, by way of this rank's heads, to whole rows."""
+        qkv = self.qkv.placements(incoming)
+        qkv = qkv if self.norms is None else self.norms.placements(qkv)
+        return self.out.placements(self.heads.placements(qkv))
+
+
+@dataclass(slots=True)
+class HeadsContext:
     """What backward needs; the probabilities are computed again from `lse`."""
 
-    seqs: Sequences
+    run: Pass
     qkv: Array  # [t, (a + 2g)/tp * d], q and k rotated
     o: Array  # [t, a/tp, d]
-    lse: list[Array]  # a sequence: [a/tp, s], log of the sum of exponentials of each row's scores
-    qkv_linear: LinearContext
-    out_linear: LinearContext
+    more: Any  # what `Keys.attend` returned: the lse of each row's scores, for one
 
 
-class SelfAttention:
-    """Causal self-attention over this rank's heads.
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Which keys a query sees, and what becomes of its scores: `scale` (None: 1 / sqrt(head_dim)), then `change`."""
+
+    sight: Sight = CAUSAL
+    scale: float | None = None
+    change: ScoreChange | None = None
+
+
+class AttentionHeads(Layer):
+    """What happens between the projections: this rank's heads, each by itself.
 
     Args:
         heads: this rank's query and KV heads.
         head_dim: width of a head.
-        qkv: fused input projection, local rows [q heads | k heads | v heads].
-        out: output projection.
-        summation: adds dk and dv of replicated KV heads over the ranks.
+        replicas: sums dk and dv of KV heads that live on several ranks.
         dropout: drops attention probabilities.
+        rotary: turns q and k by their positions; None: positions are learned.
+        scores: which keys a query sees, and what becomes of the scores.
+        keys: which keys the queries of this rank meet, and where they come from.
     """
+
+    _by_head = "head by head (RoPE turns q and k first): no communication"
+    _grads, _shared = "dk_g, dv_g of this rank's query heads only", "this KV head lives on several ranks"
+    algebra = Algebra(
+        "attention of each rank's heads",
+        (Segment("o_h = softmax(mask(q_h k_g^T / sqrt(d))) v_g", "qkv", "o", _by_head),),
+        (
+            Segment(_grads, "do", "dkv_partial", _shared),
+            Sum("dkv", "dk_g, dv_g = sum over the ranks whose query heads use KV head g"),
+            Segment("dq_h, dk_g, dv_g of softmax(mask(q k^T / sqrt(d))) v", "do dkv", "dqkv", "head by head"),
+        ),
+        "KV heads on several ranks: copies forward, all-reduce of dk and dv backward",
+        names={"x": "qkv", "y": "o", "dy": "do", "dx": "dqkv"},
+    )
 
     def __init__(
         self,
         heads: HeadShare,
         head_dim: int,
-        qkv: ColumnParallelLinear,
-        out: RowParallelLinear,
-        summation: Summation,
+        replicas: KvReplicas,
         dropout: AttentionDropout,
+        rotary: Rotary | None = None,
+        scores: Scores | None = None,
+        keys: Keys = OWN_KEYS,
     ) -> None:
-        self.heads, self.head_dim, self.qkv, self.out, self.summation = heads, head_dim, qkv, out, summation
-        self.dropout = dropout
-        self.scale = head_dim**-0.5
-        self.kv_index = [heads.kv_index(j) for j in range(heads.query.size)]
-        self.query_groups = QueryGroups.of(self.kv_index)
-        self.grad_slots = GradSlots.of(heads)
+        scores = scores or Scores()
+        self.heads, self.head_dim, self.replicas, self.dropout = heads, head_dim, replicas, dropout
+        self.rotary, self.sight, self.keys = rotary, scores.sight, keys
+        scale = head_dim**-0.5 if scores.scale is None else scores.scale
+        kv_index = [heads.kv_index(j) for j in range(heads.query.size)]
+        self.head_map = HeadMap(kv_index, scale, replicas.index, replicas.count, scores.change)
+        self.query_groups = QueryGroups.of(kv_index, scale, scores.sight, scores.change)
 
-    def forward(self, x: Array, seqs: Sequences, cache: LayerCache | None = None) -> tuple[Array, AttentionContext]:
-        """x [t, h] -> y [t, h]. With a cache the pass is for generation: its context is not one for backward."""
-        qkv, qkv_ctx = self.qkv.forward(x)
-        q, k, v = self._heads_of(qkv)
-        if seqs.rotation is not None:
-            qk = self._rotated(qkv)
-            rope_forward(qk, *seqs.rotation, out=qk)
+    def forward(self, x: Array, run: Pass) -> tuple[Array, HeadsContext]:
+        """x [t, (a + 2g)/tp * d] -> o [t, a/tp * d]. x is turned in place: it is given away."""
+        q, k, v = self._heads_of(x)
+        if self.rotary is not None:
+            qk = self._rotated(x, self.rotary)
+            rope_forward(qk, *run.rotation(self.rotary, x), out=qk)
         o = array_module(x).empty(q.shape, x.dtype)  # [t, a/tp, d]
-        lse = []
-        for i, rows in seqs.rows():
-            if cache and seqs.lengths[i] == 1:
-                newest = q[rows.start], k[rows.start], v[rows.start]
-                attend_newest(*newest, cache, i, seqs.past_of(i), self.query_groups, self.scale, out=o[rows.start])
-                continue
-            keys, values = cache.extend(i, seqs.past_of(i), k[rows], v[rows]) if cache else (k[rows], v[rows])
-            mask = self.dropout.masks(seqs, i, self.heads, x)
-            lse.append(
-                attention_forward(q[rows], keys, values, self.kv_index, self.scale, out=o[rows], dropout=mask)[1]
-            )
-        y, out_ctx = self.out.forward(o.reshape(o.shape[0], -1))
-        return y, AttentionContext(seqs, qkv, o, lse, qkv_ctx, out_ctx)
+        keys = run.caches or self.keys
+        more = keys.attend(self, run, (q, k, v), out=o)
+        return o.reshape(o.shape[0], -1), HeadsContext(run, x, o, more)
 
-    def backward(self, dy: Array, ctx: AttentionContext) -> Array:
-        """dy [t, h] -> dx [t, h]."""
-        do = self.out.backward(dy, ctx.out_linear).reshape(ctx.o.shape)
+    def backward(self, dy: Array, ctx: HeadsContext) -> Array:
+        """do [t, a/tp * d] -> dqkv [t, (a + 2g)/tp * d]."""
+        do = dy.reshape(ctx.o.shape)
         q, k, v = self._heads_of(ctx.qkv)
         dqkv = array_module(dy).empty(ctx.qkv.shape, dy.dtype)
         dq, dk, dv = self._heads_of(dqkv)
-        slots = self.grad_slots.allocate(dk, dv)
-        for i, rows in ctx.seqs.rows():
-            mask = self.dropout.masks(ctx.seqs, i, self.heads, dy)
-            attention_backward(
-                do[rows], q[rows], k[rows], v[rows], ctx.o[rows], ctx.lse[i], self.kv_index, self.scale,
-                self.grad_slots.index, self.grad_slots.count, dropout=mask,
-                dq=dq[rows], dk=slots[0][rows], dv=slots[1][rows],
-            )  # fmt: skip
-        self.grad_slots.collect(slots, dk, dv, self.summation)
-        if ctx.seqs.rotation is not None:
-            dqk = self._rotated(dqkv)
-            rope_backward(dqk, *ctx.seqs.rotation, out=dqk)
-        return self.qkv.backward(dqkv, ctx.qkv_linear)
+        slots = self.replicas.allocate(dk, dv)
+        self.keys.backward(self, ctx.run, do, Attended(q, k, v, ctx.o, ctx.more), (dq, *slots))
+        self.replicas.collect(slots, dk, dv)
+        if self.rotary is not None:
+            dqk = self._rotated(dqkv, self.rotary)
+            rope_backward(dqk, *ctx.run.rotation(self.rotary, dqkv), out=dqk)
+        return dqkv
 
     def _heads_of(self, qkv: Array) -> tuple[Array, Array, Array]:
         """Views q [t, a/tp, d], k and v [t, g/tp, d] of the fused projection."""
@@ -119,13 +181,28 @@ class SelfAttention:
         by_head = qkv.reshape(qkv.shape[0], a + 2 * g, d)
         return by_head[:, :a], by_head[:, a : a + g], by_head[:, a + g :]
 
-    def _rotated(self, qkv: Array) -> Array:
-        """View [t, (a + g)/tp, d] of the heads that RoPE turns: q and k, neighbours in the fused projection."""
-        return qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, : self.heads.query.size + len(self.heads.kv)]
+    def _rotated(self, qkv: Array, rotary: Rotary) -> Array:
+        """View [t, (a + g)/tp, width] of what RoPE turns: of q and k, neighbours in the fused projection, the first
+        columns of each head, or all.
+        """
+        count = self.heads.query.size + len(self.heads.kv)
+        return qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, :count, : rotary.width]
 
-    def params(self) -> dict[str, Param]:
-        """Parameters by name."""
-        return prefixed("qkv", self.qkv.params()) | prefixed("out", self.out.params())
+    def children(self) -> Mapping[str, Layer]:
+        return {}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """This rank's q, k and v to its o, cut by query heads."""
+        axis = self.replicas.axis
+        incoming.expect(axis, VARYING, "q, k and v", "each rank needs its own heads")
+        self.keys.check(incoming)
+        query = Cut.of(self.heads.query.scaled(self.head_dim), axis)
+        if not incoming.columns or incoming.columns[0][1] != query:
+            incoming.expect_columns((("q", query), *incoming.columns[1:]), "q, k and v")
+        return incoming.changed(axis, VARYING, (("o", query),))
+
+    def sends(self) -> tuple[Send, ...]:
+        return (*self.keys.sends(self), *self.replicas.sends(self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +212,32 @@ class AttentionDropout:
     rate: float
     name: str
 
-    def masks(self, seqs: Sequences, index: int, heads: HeadShare, like: Array) -> Callable[..., Array] | None:
-        """A function (local head, queries, keys) -> keep mask for sequence `index`."""
-        if not self.rate or seqs.dropout is None:
+    def masks(
+        self, run: Pass, rows: Run, heads: HeadShare, like: Array, firsts: tuple[int, int] = (0, 0)
+    ) -> Callable[..., Array] | None:
+        """A function (local head, queries, keys) -> keep mask for the rows of one run. `firsts`: the positions in the
+        sample that queries and keys are counted from.
+        """
+        if not self.rate or run.dropout is None:
             return None
-        state, first, xp = seqs.dropout, heads.query.span.start, array_module(like)
+        state, first, xp = run.dropout, heads.query.span.start, array_module(like)
+        wide = wide_dtype(like.dtype)
 
         def mask(head: int, queries: range, keys: range) -> Array:
             key = state.key(f"{self.name}/head {first + head}")
-            return dropout_mask(self.rate, key, state.samples[index], queries, keys, like.dtype, xp)
+            at = _moved(queries, firsts[0]), _moved(keys, firsts[1])
+            return dropout_mask(self.rate, key, rows.sample, *at, wide, xp)
 
         return mask
 
 
+def _moved(numbers: range, by: int) -> range:
+    return range(numbers.start + by, numbers.stop + by)
+
+
 @dataclass(frozen=True, slots=True)
-class GradSlots:
-    """Where each query head's dk and dv are added up before they are summed over ranks.
+class KvReplicas:
+    """The pair of KV heads on several ranks: copies forward, a sum of dk and dv over the ranks backward.
 
     A KV head that lives on this rank alone has one slot, and its query heads add to it in order. A replicated one has a
     slot for each of this rank's query heads: their sum must run over all ranks' heads from left to right.
@@ -160,9 +247,12 @@ class GradSlots:
     count: int
     own: tuple[tuple[int, int], ...]  # (slot, local KV head) of the heads that live here alone
     shared: tuple[tuple[int | None, tuple[int, ...]], ...]  # replicated heads: local KV head (None: not here), slots
+    summation: Summation
+    group_size: int  # query heads a KV head
+    axis: str = "tp"
 
     @classmethod
-    def of(cls, heads: HeadShare) -> GradSlots:
+    def of(cls, heads: HeadShare, summation: Summation, axis: str = "tp") -> KvReplicas:
         """The slots of a rank with these heads."""
         index: list[int] = []
         own: dict[int, int] = {}
@@ -181,7 +271,8 @@ class GradSlots:
             index.append(count)
             count += 1
         shared = tuple((g - heads.kv.start if g in heads.kv else None, tuple(s)) for g, s in slots_of.items())
-        return cls(tuple(index), count, tuple((slot, kv) for kv, slot in own.items()), shared)
+        by_slot = tuple((slot, kv) for kv, slot in own.items())
+        return cls(tuple(index), count, by_slot, shared, summation, heads.group_size, axis)
 
     def allocate(self, dk: Array, dv: Array) -> tuple[Array, Array]:
         """Arrays [t, count, d] to add into: dk and dv themselves when nothing is replicated."""
@@ -191,7 +282,7 @@ class GradSlots:
         xp = array_module(dk)
         return xp.empty(shape, dk.dtype), xp.empty(shape, dv.dtype)
 
-    def collect(self, slots: tuple[Array, Array], dk: Array, dv: Array, summation: Summation) -> None:
+    def collect(self, slots: tuple[Array, Array], dk: Array, dv: Array) -> None:
         """Write each KV head's gradient to dk and dv [t, g/tp, d], replicated heads summed over the ranks."""
         if not self.shared:
             return
@@ -200,6 +291,13 @@ class GradSlots:
             dk[:, kv], dv[:, kv] = slots[0][:, slot], slots[1][:, slot]
         for held, own_slots in self.shared:
             partials = [xp.stack((slots[0][:, slot], slots[1][:, slot])) for slot in own_slots]
-            total = summation(partials, like=xp.empty((2, dk.shape[0], dk.shape[2]), dk.dtype))
+            total = self.summation(partials, like=xp.empty((2, dk.shape[0], dk.shape[2]), dk.dtype))
             if held is not None:
                 dk[:, held], dv[:, held] = total[0], total[1]
+
+    def sends(self, head_dim: int) -> tuple[Send, ...]:
+        """One sum for each replicated KV head."""
+        if not self.shared:
+            return ()
+        op, summands = self.summation.op, self.group_size if self.summation.op != "all_reduce sum" else 0
+        return (Send(BACKWARD, op, 2 * head_dim, "2 t d s", self.axis, summands, calls=len(self.shared)),)

@@ -1,4 +1,4 @@
-"""Makes parallel layers for one layout, dtype and device: the only place where shares become parameter shapes.
+"""Makes parallel layers on a site: the only place where shares become placements of parameters.
 
 Parameters come out zero; loading or `layers/init.py` fills them.
 """
@@ -6,117 +6,255 @@ Parameters come out zero; loading or `layers/init.py` fills them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from mpitp.backend.arrays import aligned_zeros
-from mpitp.backend.device import Device
-from mpitp.layers.attention import AttentionDropout, SelfAttention
-from mpitp.layers.layout import Layout
+from mpitp.errors import ConfigError
+from mpitp.layers.activation import activation_of
+from mpitp.layers.attention import AttentionDropout, AttentionHeads, KvReplicas, Scores, SelfAttention
+from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
+from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwise_product
+from mpitp.layers.head_norm import HeadNorms
+from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.keys import OWN_KEYS, Keys
+from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mpitp.layers.mappings import CopyToTP, ReduceFromTP
+from mpitp.layers.loss import VocabParallelCrossEntropy
+from mpitp.layers.mappings import (
+    CopyToTP,
+    EntryPair,
+    ExitPair,
+    GatherFromSP,
+    MaxFromTP,
+    ReduceFromTP,
+    ReduceScatterToSP,
+)
+from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
-from mpitp.layers.param import Param, Part, ShardSpec, replicated
+from mpitp.layers.param import Param
 from mpitp.layers.partition import HeadShare, Share
+from mpitp.layers.placement import Cut, Part
+from mpitp.layers.product import DenseProduct, Product
+from mpitp.layers.ring_keys import RingKeys
+from mpitp.layers.rotary import Rotary
+from mpitp.layers.site import Site
+from mpitp.layers.summation import LibrarySum, Summation
+from mpitp.ops.groupwise import Grouping
+from mpitp.ops.score_change import ScoreChange
+from mpitp.ops.sight import CAUSAL, Sight
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """What an attention layer is like, whatever rank it is on."""
+
+    heads: HeadShare
+    head_dim: int
+    hidden: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    out_std: float | None = None  # of the output projection's initial weights; None: the builder's
+    sight: Sight = CAUSAL
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    change: ScoreChange | None = None  # of the scores behind that
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Layers of one model: its layout over the ranks, the dtype and device of its parameters, the scale of its init."""
+    """Layers of one model: what it is laid on, and the scale of its initial weights."""
 
-    layout: Layout
-    device: Device
-    dtype: Any
+    site: Site
     init_std: float
+    grouping: Grouping | None = None  # of weights in 8 or 4 bits; None: floats
 
-    def param(self, spec: ShardSpec, *, std: float = 0.0, value: float = 0.0, decay: bool = False) -> Param:
-        """A parameter of zeros with the given spec."""
-        return Param(aligned_zeros(spec.shape, self.dtype, self.device.xp), spec, std, value, decay)
+    def weight(self, cuts: Sequence[tuple[str, Cut]], other: int, dim: int, std: float | None = None) -> Param:
+        """A matrix cut along `dim` into named parts, `other` wide along its other dim."""
+        whole = Cut.whole(other)
+        parts = [Part(name, (cut, whole) if dim == 0 else (whole, cut)) for name, cut in cuts]
+        return self.site.param(self.site.placement(parts, dim), std=self.init_std if std is None else std, decay=True)
 
-    def matrix(self, parts: Sequence[Part], other: int, dim: int, std: float | None = None) -> Param:
-        """A weight cut along `dim` into `parts`, `other` wide along its other dim."""
-        cut = sum(len(part.held) for part in parts)
-        shape = (cut, other) if dim == 0 else (other, cut)
-        return self.param(ShardSpec(shape, dim, tuple(parts)), std=self.init_std if std is None else std, decay=True)
+    def product(
+        self, cuts: Sequence[tuple[str, Cut]], other: int, dim: int, std: float | None = None
+    ) -> DenseProduct | GroupwiseProduct:
+        """What a linear multiplies by: a matrix as in `weight`, of floats, or of groups of whole numbers."""
+        return self._product(self.grouping, cuts, other, dim, std)
 
-    def replicated(self, size: int, value: float = 0.0) -> Param:
-        """A vector that every rank holds."""
-        return self.param(replicated("", (size,), self.layout.group.rank), value=value)
+    def _product(
+        self, grouping: Grouping | None, cuts: Sequence[tuple[str, Cut]], other: int, dim: int, std: float | None = None
+    ) -> DenseProduct | GroupwiseProduct:
+        if grouping is None:
+            return DenseProduct(self.weight(cuts, other, dim, std))
+        abstract = replace(self, site=self.site.abstract())
+        return groupwise_product(self.site, abstract.weight(cuts, other, dim).placement, grouping)
 
-    def replicated_matrix(self, rows: int, cols: int) -> Param:
-        """A matrix that every rank holds."""
-        return self.param(replicated("", (rows, cols), self.layout.group.rank), std=self.init_std, decay=True)
+    def columns(self, units: int) -> Share:
+        """This rank's share of columns that a row-parallel product takes: whole groups, where weights come in such."""
+        size = self.grouping.size if self.grouping else 1
+        if units % size:
+            raise ConfigError(f"{units} columns can't be dealt in groups of {size} weights")
+        return self.site.share(units // size).scaled(size)
+
+    def entry(self) -> EntryPair:
+        """What stands before a column-parallel product."""
+        return GatherFromSP(self.site.tp) if self.site.sequence_parallel else CopyToTP(self.site.summation())
+
+    def exit(self, summation: Summation) -> ExitPair:
+        """What stands after a row-parallel product. `summation`: how it adds where every rank gets the whole."""
+        return ReduceScatterToSP(self.site.tp) if self.site.sequence_parallel else ReduceFromTP(summation)
+
+    def keys(self) -> Keys:
+        """How queries meet their keys."""
+        group = self.site.mesh["cp"]
+        if group.size == 1:
+            return OWN_KEYS
+        return RingKeys(group) if self.site.cp_form == "ring" else HeadsKeys(group)
+
+    def between(self, *shape: int, std: float = 0.0, value: float = 0.0) -> Param:
+        """A parameter that every rank holds whole and that meets the rows between the cut products."""
+        return self.site.whole(*shape, std=std, value=value, partial=self.site.shard_axes)
+
+    def positions(self, max_positions: int, hidden: int, offset: int = 0) -> PositionEmbedding:
+        """Learned positions. `offset`: rows at the beginning of the table that no position uses."""
+        return PositionEmbedding(self.between(offset + max_positions, hidden, std=self.init_std), offset)
 
     def layer_norm(self, hidden: int, eps: float) -> LayerNorm:
         """LayerNorm over `hidden` columns."""
-        return LayerNorm(self.replicated(hidden, 1.0), self.replicated(hidden), eps)
+        return LayerNorm(self.between(hidden, value=1.0), self.between(hidden), eps)
 
     def rms_norm(self, hidden: int, eps: float) -> RMSNorm:
         """RMSNorm over `hidden` columns."""
-        return RMSNorm(self.replicated(hidden, 1.0), eps)
+        return RMSNorm(self.between(hidden, value=1.0), eps)
+
+    def offset_rms_norm(self, hidden: int, eps: float) -> RMSNorm:
+        """RMSNorm over `hidden` columns whose factors are 1 + weight."""
+        return RMSNorm(self.between(hidden), eps, offset=1.0)
+
+    def head_norms(self, heads: HeadShare, head_dim: int, eps: float, offset: float = 0.0) -> HeadNorms:
+        """RMSNorms of q and k heads with factors offset + weight, which begin as ones."""
+        weights = [self.site.whole(head_dim, value=1.0 - offset, partial=["tp"]) for _ in "qk"]
+        return HeadNorms(heads, weights[0], weights[1], eps, offset)
 
     def column(self, names: Sequence[str], width: int, share: Share, *, bias: bool) -> ColumnParallelLinear:
-        """Column-parallel linear from `width` to len(names) * share.units outputs: one part a name, all cut alike."""
-        parts = [sharded(name, share) for name in names]
+        """Column-parallel linear from `width` to len(names) * share.units outputs: one part a name, all cut alike.
+
+        y [t, len(names) * share.size] has this rank's columns of each part, part beside part.
+        """
         # One product for all parts, unless blocks are multiplied one by one: then part after part within a block.
         blocks = [
             range(block.start + i * share.size, block.stop + i * share.size)
             for block in share.local_blocks
             for i in range(len(names))
         ]
-        if not self.layout.num_blocks:
+        if not self.site.num_blocks:
             blocks = [range(len(names) * share.size)]
-        return self.column_from(parts, width, blocks, None, bias=bias)
+        cuts, summands = [(name, Cut.of(share)) for name in names], len(names) * self.site.num_blocks
+        return self._column(cuts, width, (blocks, None, summands), bias=bias)
 
-    def column_from(
+    def _column(
         self,
-        parts: Sequence[Part],
+        cuts: Sequence[tuple[str, Cut]],
         width: int,
-        blocks: Sequence[range],
-        dx_blocks: Sequence[range] | None,
+        blocks: tuple[Sequence[range], Sequence[range] | None, int],
         *,
         bias: bool,
     ) -> ColumnParallelLinear:
-        """Column-parallel linear with explicit parts and blocks."""
-        weight = self.matrix(parts, width, dim=0)
-        bias_param = self.param(ShardSpec((weight.data.shape[0],), 0, tuple(parts))) if bias else None
-        return ColumnParallelLinear(weight, bias_param, CopyToTP(self.layout.summation), blocks, dx_blocks)
+        """With the blocks of the forward, those of dx, and how many of these all ranks have."""
+        product = self.product(cuts, width, dim=0)
+        bias_parts = [Part(name, (cut,)) for name, cut in cuts]
+        bias_param = self.site.param(self.site.placement(bias_parts)) if bias else None
+        return ColumnParallelLinear(product, bias_param, self.entry(), *blocks)
 
     def row(self, name: str, share: Share, width: int, *, bias: bool, std: float | None = None) -> RowParallelLinear:
         """Row-parallel linear from share.units inputs to `width` outputs."""
-        weight = self.matrix([sharded(name, share)], width, dim=1, std=std)
-        bias_param = self.replicated(width) if bias else None
-        return RowParallelLinear(weight, bias_param, ReduceFromTP(self.layout.summation), share.local_blocks)
+        product = self.product([(name, Cut.of(share))], width, dim=1, std=std)
+        reduce, blocks = self.exit(self.site.summation()), share.local_blocks
+        return RowParallelLinear(product, self.between(width) if bias else None, reduce, blocks, self.site.num_blocks)
+
+    def mlp(
+        self,
+        hidden: int,
+        share: Share,
+        *,
+        gated: bool,
+        bias: bool,
+        out_std: float | None = None,
+        activation: str | None = None,
+    ) -> MLP:
+        """An MLP of share.units inner columns: SwiGLU when gated, else GELU, or with another `activation` (see
+        `activation.py`). `out_std`: of the second linear's weights.
+        """
+        up = self.column(("gate", "up") if gated else ("up",), hidden, share, bias=bias)
+        inner = activation_of(activation or ("silu" if gated else "gelu_tanh"), gated=gated)
+        return MLP(up, inner, self.row("down", share, hidden, bias=bias, std=out_std))
 
     def attention(
         self,
-        heads: HeadShare,
-        head_dim: int,
-        hidden: int,
+        sizes: AttentionSizes,
         dropout: AttentionDropout,
-        *,
-        qkv_bias: bool,
-        out_bias: bool,
-        out_std: float | None = None,
+        rotary: Rotary | None = None,
+        norms: HeadNorms | None = None,
     ) -> SelfAttention:
-        """Self-attention over `heads` of width `head_dim` on activations `hidden` wide."""
-        query = heads.query.scaled(head_dim)
-        parts = [sharded("q", query), _kv_part("k", heads, head_dim), _kv_part("v", heads, head_dim)]
-        blocks, dx_blocks = _qkv_blocks(heads, head_dim, one_by_one=bool(self.layout.num_blocks))
-        qkv = self.column_from(parts, hidden, blocks, dx_blocks, bias=qkv_bias)
-        out = self.row("out", query, hidden, bias=out_bias, std=out_std)
-        return SelfAttention(heads, head_dim, qkv, out, self.layout.summation, dropout)
+        """Self-attention over this rank's heads. `norms`: of q and k."""
+        heads, d = sizes.heads, sizes.head_dim
+        query = heads.query.scaled(d)
+        cuts = [("q", Cut.of(query)), ("k", _kv_cut(heads, d)), ("v", _kv_cut(heads, d))]
+        blocks, dx_blocks = _qkv_blocks(heads, d, one_by_one=bool(self.site.num_blocks))
+        kv_heads = heads.query.units // heads.group_size
+        summands = self.site.num_blocks + 2 * kv_heads if self.site.num_blocks else 0
+        qkv = self._column(cuts, sizes.hidden, (blocks, dx_blocks, summands), bias=sizes.qkv_bias)
+        replicas = KvReplicas.of(heads, self.site.summation())
+        scores = Scores(sizes.sight, sizes.scale, sizes.change)
+        core = AttentionHeads(heads, d, replicas, dropout, rotary, scores, self.keys())
+        out = self.row("out", query, sizes.hidden, bias=sizes.out_bias, std=sizes.out_std)
+        return SelfAttention(qkv, core, out, norms)
+
+    def vocab_table(self, vocab: Share, hidden: int, *, is_replica: bool = False) -> DenseProduct | GroupwiseProduct:
+        """The rows of a vocabulary, cut over the ranks. `is_replica`: of a table that another stage owns."""
+        grouping = self.grouping.of_tables if self.grouping else None
+        table = self._product(grouping, [("vocab", Cut.of(vocab))], hidden, dim=0)
+        for param in table.params().values() if is_replica else ():
+            param.placement = replace(param.placement, is_owner=False)
+        return table
+
+    def embedding(self, table: DenseProduct | GroupwiseProduct, vocab: Share) -> Layer:
+        """Lookup in a table. Its sum is exact in any order: one rank has each row."""
+        reduce = self.exit(LibrarySum(self.site.tp))
+        if isinstance(table, GroupwiseProduct):
+            return GroupwiseEmbedding(table, vocab, reduce)
+        return VocabParallelEmbedding(table.weight, vocab, reduce)
+
+    def head(self, table: Product, vocab: Share, *, bias: bool = False) -> ColumnParallelLinear:
+        """The language-model head over a table of its own, or over the embedding's."""
+        parts = [Part("vocab", (Cut.of(vocab),))]
+        bias_param = self.site.param(self.site.placement(parts)) if bias else None
+        return ColumnParallelLinear(table, bias_param, self.entry(), vocab.local_blocks, None, self.site.num_blocks)
+
+    def gathered_dense(self, width: int, outputs: int, activation: Layer | None) -> GatheredDense:
+        """A column-parallel linear whose outputs every rank gets whole, behind an activation."""
+        share = self.site.share(outputs)
+        dense = self.column(("dense",), width, share, bias=True)
+        return GatheredDense(dense, activation, GatherColumns(self.site.tp, share))
+
+    def classifier(self, width: int, labels: int) -> ColumnParallelLinear:
+        """Logits of some classes, cut over the ranks."""
+        share = self.site.share_of_few(labels)
+        summands = min(self.site.num_blocks, labels)
+        return self._column([("labels", Cut.of(share))], width, (share.local_blocks, None, summands), bias=True)
+
+    def loss(self, vocab: Share, num_blocks: int | None = None) -> VocabParallelCrossEntropy:
+        """Cross entropy over a vocabulary, or over classes, cut over the ranks. `num_blocks`: into which that is cut;
+        None: the site's.
+        """
+        reduce = ReduceFromTP(self.site.summation())
+        blocks = self.site.num_blocks if num_blocks is None else num_blocks
+        return VocabParallelCrossEntropy(vocab, MaxFromTP(self.site.tp), reduce, blocks)
 
 
-def sharded(name: str, share: Share) -> Part:
-    """The part of a parameter whose rows are dealt like `share`."""
-    return Part(name, share.units, share.span, share.span, share.blocks)
-
-
-def _kv_part(name: str, heads: HeadShare, head_dim: int) -> Part:
+def _kv_cut(heads: HeadShare, head_dim: int) -> Cut:
+    """KV heads as a rank holds them: each a block of its own, owned where the first query head of its group is."""
     kv_heads = heads.query.units // heads.group_size
     blocks = tuple(_rows(range(g, g + 1), head_dim) for g in heads.kv)
-    return Part(name, kv_heads * head_dim, _rows(heads.kv, head_dim), _rows(heads.kv_owned, head_dim), blocks)
+    return Cut(kv_heads * head_dim, _rows(heads.kv, head_dim), _rows(heads.kv_owned, head_dim), blocks, "tp")
 
 
 def _rows(heads: range, head_dim: int) -> range:

@@ -1,76 +1,64 @@
-r"""Attention of one new token over a KV cache: all heads of a sequence in a few calls.
-
-    o_h = softmax(scale * q_h k_g^T) v_g        q_h [d], k_g and v_g [u, d]; the newest token sees every key
-
-Generation spends its time in calls on tiny arrays when each head goes through the tiles of `ops/attention.py`. Here the
-softmax runs over all heads at once. The products stay one vector times one matrix a head, so that a head's bits don't
-depend on which other heads its rank holds.
-"""
+"""Attention of generation: keys and values of the tokens before come from caches, and what is new is stored there."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.layers.kv_cache import LayerCache
+from mpitp.layers.passes import Pass
+from mpitp.ops.attention import attention_forward
+from mpitp.ops.newest_attention import attend_newest
 
-Array = Any
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGroups:
-    """Which KV head each of this rank's query heads uses."""
-
-    kv_index: np.ndarray  # [a], the local KV head of each query head
-    neighbours: tuple[tuple[int, slice], ...]  # (local KV head, the neighbouring query heads that use it)
-
-    @classmethod
-    def of(cls, kv_index: Sequence[int]) -> QueryGroups:
-        """From the KV head of each query head.
-
-        >>> QueryGroups.of([0, 0, 0, 1, 1]).neighbours
-        ((0, slice(0, 3, None)), (1, slice(3, 5, None)))
-        """
-        neighbours, start = [], 0
-        for kv, heads in groupby(kv_index):
-            stop = start + len(list(heads))
-            neighbours.append((kv, slice(start, stop)))
-            start = stop
-        return cls(np.array(kv_index, np.int64), tuple(neighbours))
+if TYPE_CHECKING:
+    from mpitp.layers.attention import AttentionHeads
 
 
-def attend_newest(
-    q: Array,
-    k: Array,
-    v: Array,
-    cache: LayerCache,
-    index: int,
-    past: int,
-    groups: QueryGroups,
-    scale: float,
-    out: Array,
-) -> None:
-    """Store k and v [g, d] as token `past` of the cache's sequence `index`; o [a, d] of q [a, d] goes to `out`."""
-    xp = array_module(q)
-    if is_accelerated(xp, q.dtype):
-        from mpitp.ops.compiled.newest import attend
+class Caches(ABC):
+    """Where a generating pass finds keys and values of the tokens before its own, and leaves those of its own."""
 
-        attend(q, k, v, *cache.stores(index, past + 1), past, groups.kv_index, scale, out)
-        return
-    keys, values = cache.extend(index, past, k[None], v[None])
-    keys_of, values_of = keys.transpose(1, 0, 2), values.transpose(1, 0, 2)  # [g, u, d], as the cache stores them
-    q, o = (q * scale)[:, None], out[:, None]  # [a, 1, d]
-    p = xp.empty((q.shape[0], 1, keys.shape[0]), q.dtype)
-    for kv, heads in groups.neighbours:
-        xp.matmul(q[heads], keys_of[kv].T, out=p[heads])
-    p -= p.max(axis=2, keepdims=True)
-    xp.exp(p, out=p)
-    for kv, heads in groups.neighbours:
-        xp.matmul(p[heads], values_of[kv], out=o[heads])
-    o /= p.sum(axis=2, keepdims=True)
+    @abstractmethod
+    def attend(self, layer: AttentionHeads, run: Pass, qkv: tuple[Array, Array, Array], out: Array) -> list[Array]:
+        """o [t, a/tp, d] of q, k and v [t, ..., d] goes to `out`; nothing is kept for a backward."""
+
+
+class KeyCaches(Caches):
+    """One cache for each layer of attention, made when it first attends; `capacities`: places of each slot."""
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self.capacities = tuple(capacities)
+        self._of_layer: dict[AttentionHeads, LayerCache] = {}
+
+    def attend(self, layer: AttentionHeads, run: Pass, qkv: tuple[Array, Array, Array], out: Array) -> list[Array]:
+        """o [t, a/tp, d] of q, k and v [t, ..., d] goes to `out`; nothing is kept for a backward."""
+        q, k, v = qkv
+        cache = self.of(layer, q)
+        for each, rows in run.rows.places():
+            if each.length == 1:
+                row = rows.start
+                stores = cache.stores(each.slot, each.first + 1)
+                attend_newest((q[row], k[row], v[row]), stores, each.first, layer.query_groups, out[row])
+            else:
+                keys, values = cache.extend(each.slot, each.first, k[rows], v[rows])
+                attention_forward(q[rows], keys, values, layer.head_map, sight=layer.sight, out=out[rows])
+        return []
+
+    def of(self, layer: AttentionHeads, like: Array) -> LayerCache:
+        """The cache of a layer of attention."""
+        if layer not in self._of_layer:
+            kv_heads, xp = len(layer.heads.kv), array_module(like)
+            self._of_layer[layer] = LayerCache(self.capacities, kv_heads, layer.head_dim, like.dtype, xp)
+        return self._of_layer[layer]
+
+    def keep(self, slots: list[int]) -> None:
+        """Go on with these slots only, renumbered in this order."""
+        self.capacities = tuple(self.capacities[slot] for slot in slots)
+        for cache in self._of_layer.values():
+            cache.keep(slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all layers."""
+        return sum(cache.nbytes for cache in self._of_layer.values())

@@ -6,38 +6,54 @@ Element (sample, position, column) of the activation is kept by a number drawn a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.precision import wide_dtype
 from mpitp.backend.rng import dropout_mask
-from mpitp.layers.sequences import Sequences
+from mpitp.layers.algebra import Algebra, Segment
+from mpitp.layers.array_type import ArrayType
+from mpitp.layers.layer import Layer
+from mpitp.layers.passes import Pass
 from mpitp.ops.dropout import dropout_forward
 
-Array = Any
 
+class Dropout(Layer):
+    """y = x * keep / (1 - rate) on an activation [t, h] (Srivastava et al. 2014). Its context is the pass itself."""
 
-class Dropout:
-    """y = x * keep / (1 - rate) on a replicated activation [t, h] (Srivastava et al. 2014)."""
+    algebra = Algebra(
+        "dropout",
+        (Segment("y = x keep / (1 - rate)", "x", "y", "the mask depends on global indices, not on the rank"),),
+        (Segment("dx = dy keep / (1 - rate)", "dy", "dx", "the same mask, drawn again"),),
+    )
 
     def __init__(self, rate: float, name: str) -> None:
         self.rate, self.name = rate, name
 
-    def forward(self, x: Array, seqs: Sequences) -> Array:
+    def forward(self, x: Array, run: Pass) -> tuple[Array, Pass]:
         """x [t, h] -> y [t, h]; x itself when nothing is dropped."""
-        if not self.rate or seqs.dropout is None:
-            return x
-        return dropout_forward(x, self._mask(x, seqs))
+        return self._masked(x, run), run
 
-    def backward(self, dy: Array, seqs: Sequences) -> Array:
+    def backward(self, dy: Array, ctx: Pass) -> Array:
         """dy [t, h] -> dx [t, h]: the same mask again."""
-        return self.forward(dy, seqs)
+        return self._masked(dy, ctx)
 
-    def _mask(self, x: Array, seqs: Sequences) -> Array:
-        assert seqs.dropout is not None
-        xp, key = array_module(x), seqs.dropout.key(self.name)
-        mask = xp.empty(x.shape, x.dtype)
-        for i, rows in seqs.rows():
-            places = range(0, rows.stop - rows.start)
-            sample = seqs.dropout.samples[i]
-            mask[rows] = dropout_mask(self.rate, key, sample, places, range(x.shape[1]), x.dtype, xp)
-        return mask
+    def _masked(self, x: Array, run: Pass) -> Array:
+        if not self.rate or run.dropout is None:
+            return x
+        xp, key = array_module(x), run.dropout.key(self.name)
+        wide = wide_dtype(x.dtype)
+        mask = xp.empty(x.shape, wide)
+        for each, rows in run.shard_rows.places():
+            places = range(each.first, each.first + each.length)
+            mask[rows] = dropout_mask(self.rate, key, each.sample, places, range(x.shape[1]), wide, xp)
+        return dropout_forward(x, mask)
+
+    def children(self) -> Mapping[str, Layer]:
+        return {}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """Each element by itself, the mask by its global place."""
+        incoming.expect_summed("what is dropped out")
+        incoming.expect_columns((), "what is dropped out")
+        return incoming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpitp.backend.arrays import array_module
-from mpitp.backend.rng import normal_rows, stream_key
+from mpitp.backend.rng import normal_box, stream_key
 from mpitp.layers.param import Param
 
 
@@ -15,8 +15,8 @@ def init_params(named_params: Iterable[tuple[str, Param]], seed: int) -> None:
         if not param.init_std:
             param.data[...] = param.init_value
             continue
-        for part, rows in param.spec.local_parts():
+        wide = param.grad_dtype  # drawn in it, and rounded once
+        for part, place in param.placement.places():
             key = stream_key(seed, f"init/{name}/{part.name}")
-            shape, dim = param.spec.global_shape(part), param.spec.dim
-            values = normal_rows(shape, dim, part.held, key, param.data.dtype, array_module(param.data))
-            param.spec.view(param.data, rows)[...] = values * param.data.dtype.type(param.init_std)
+            values = normal_box(part.shape, part.held, key, wide, array_module(param.data))
+            param.data[place] = values * wide.type(param.init_std)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-Array = Any
+from mpitp.backend.arrays import Array
 
 
 class LayerCache:

@@ -16,9 +16,14 @@ def split_evenly(units: int, parts: int) -> tuple[range, ...]:
     >>> split_evenly(9, 2)
     (range(0, 5), range(5, 9))
     """
+    return tuple(piece_of(units, part, parts) for part in range(parts))
+
+
+def piece_of(units: int, part: int, parts: int) -> range:
+    """One of the ranges of `split_evenly`, in time that doesn't grow with their number."""
     size, extra = divmod(units, parts)
-    starts = [part * size + min(part, extra) for part in range(parts + 1)]
-    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    start = part * size + min(part, extra)
+    return range(start, start + size + (part < extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,10 @@ class Share:
 def share_of(units: int, rank: int, ranks: int, num_blocks: int = 0) -> Share:
     """Rank's share of `units`. With `num_blocks` > 0 they are cut into that many blocks, which are dealt whole."""
     if not num_blocks:
-        own = split_evenly(units, ranks)[rank]
+        own = piece_of(units, rank, ranks)
         return Share(units, (own,) if len(own) else ())
     blocks = split_evenly(units, num_blocks)
-    return Share(units, tuple(blocks[i] for i in split_evenly(num_blocks, ranks)[rank]))
+    return Share(units, tuple(blocks[i] for i in piece_of(num_blocks, rank, ranks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,19 @@ class HeadShare:
 def share_heads(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
     """Rank's heads. `heads` must be a multiple of `kv_heads`; any number of ranks works, some may hold no head."""
     group_size = heads // kv_heads
-    shares = [share_of(heads, r, ranks, num_blocks) for r in range(ranks)]
-    held = [_groups_of(share.span, group_size) for share in shares]
-    shared = tuple(g for g in range(kv_heads) if sum(g in kv for kv in held) > 1)
-    query, kv = shares[rank], held[rank]
+    query = share_of(heads, rank, ranks, num_blocks)
+    kv = _groups_of(query.span, group_size)
+    firsts = _first_heads(heads, ranks, num_blocks)
+    shared = tuple(sorted({first // group_size for first in firsts if first % group_size}))  # a rank begins within them
     owned = [g for g in kv if g * group_size in query.span]
     kv_owned = range(owned[0], owned[-1] + 1) if owned else range(kv.start, kv.start)
     return HeadShare(query, kv, kv_owned, shared, group_size)
+
+
+def _first_heads(heads: int, ranks: int, num_blocks: int) -> list[int]:
+    """The first query head of every rank that has one: at most as many as there are heads, however many the ranks."""
+    blocks = split_evenly(heads, num_blocks or min(ranks, heads))
+    return [blocks[own.start].start for own in split_evenly(len(blocks), min(ranks, len(blocks)))]
 
 
 def _groups_of(heads: range, group_size: int) -> range:

@@ -1,14 +1,15 @@
-"""What goes into a model: token ids, the sequences that they form, and the targets."""
+"""What goes into a model: token ids, what the rows are, the targets, and what is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mpitp.layers.sequences import DropoutState, Sequences
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.rows import Rows
 
 IGNORED = -1  # a target that doesn't count (any negative one does not)
 
@@ -17,25 +18,44 @@ IGNORED = -1  # a target that doesn't count (any negative one does not)
 class Batch:
     """Token ids of one or several sequences, one after the other. Equal on every rank of a tensor-parallel group.
 
-    tokens: int64 [t]. targets: int64 [t] or None; a negative target doesn't count. Both in host memory.
+    tokens: int64 [t]. targets: int64 [t] or None; a negative target doesn't count. Both in host memory. dropout: None
+    for none (evaluation). types: of the tokens, int64 [t], where the model has several kinds; None: all 0. A model that
+    says one thing of a whole sequence takes a target a sequence [b].
     """
 
     tokens: np.ndarray
-    seqs: Sequences
+    rows: Rows
     targets: np.ndarray | None = None
+    dropout: DropoutState | None = None
+    types: np.ndarray | None = None
 
     @classmethod
-    def of_rows(cls, tokens: Any, targets: Any = None, dropout: DropoutState | None = None) -> Batch:
-        """Sequences of one length: tokens [b, s], targets [b, s] or None."""
-        rows = np.asarray(tokens, np.int64)
+    def of_rows(
+        cls, tokens: Any, targets: Any = None, dropout: DropoutState | None = None, samples: Sequence[int] = ()
+    ) -> Batch:
+        """Sequences of one length: tokens [b, s], targets [b, s] or None. `samples`: their indices in the global batch,
+        0, 1, ... unless told otherwise.
+        """
+        ids = np.asarray(tokens, np.int64)
         flat_targets = None if targets is None else np.asarray(targets, np.int64).reshape(-1)
-        return cls(rows.reshape(-1), Sequences((rows.shape[1],) * rows.shape[0], dropout=dropout), flat_targets)
+        rows = Rows.of((ids.shape[1],) * ids.shape[0], samples=samples)
+        return cls(ids.reshape(-1), rows, flat_targets, dropout)
 
     @classmethod
     def of_lists(cls, sequences: Sequence[Sequence[int]], past: tuple[int, ...] = ()) -> Batch:
         """Sequences of any lengths, each after `past` tokens already in the cache."""
         flat = np.asarray([token for sequence in sequences for token in sequence], np.int64)
-        return cls(flat, Sequences(tuple(len(sequence) for sequence in sequences), past))
+        return cls(flat, Rows.of([len(sequence) for sequence in sequences], past))
+
+    def cut(self, rank: int, ranks: int) -> Batch:
+        """A rank's part where every sequence is cut over `ranks` (`Rows.cut`): its tokens and the targets of them."""
+        if ranks == 1:
+            return self
+        rows = self.rows.cut(rank, ranks)
+        own = rows.numbers_in(self.rows)
+        return replace(
+            self, tokens=self.tokens[own], rows=rows, targets=None if self.targets is None else self.targets[own]
+        )
 
     @property
     def num_targets(self) -> int:

@@ -1,56 +1,43 @@
 """The facts of a decoder-only model that layers and programs need, and strict reading of Hugging Face's config.json.
 
-Each model type reads its own keys (`models/gpt2.py`, `models/llama.py`). A key is either used, or known to change
-nothing in the maths, or an error: silence about a key that does change the maths would be wrong numbers.
+Each model type reads its own keys (`models/gpt2.py`, `models/llama.py`). A key is either used, or changes nothing in
+the maths, or is an error: silence about a key that does change the maths would be wrong numbers. Which is which says
+`models/known_keys.py`.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpitp.errors import ConfigError
+from mpitp.models.known_keys import (
+    ALIASES,
+    FILE_KEYS,
+    HARMLESS_KEYS,
+    QUIET_VALUES,
+    named,
+    required_values,
+    windows_differ,
+)
+from mpitp.models.traits import Traits
+from mpitp.ops.groupwise import Grouping
+from mpitp.ops.rope_scaling import BY_LENGTH, ORIGINAL_LENGTH, kind_of
 
-# What config.json calls the facts of a DecoderConfig, where it doesn't call them the same.
-_LLAMA_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "ffn_hidden": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-    "init_std": "initializer_range",
-    "qkv_bias": "attention_bias",
-    "out_bias": "attention_bias",
-    "dropouts.attention": "attention_dropout",
-    "eos_ids": "eos_token_id",
-    "bos_id": "bos_token_id",
-}
-_GPT2_KEYS = {
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
-    "heads": "n_head",
-    "kv_heads": "n_head",
-    "ffn_hidden": "n_inner",
-    "max_positions": "n_positions",
-    "norm_eps": "layer_norm_epsilon",
-    "tied": "tie_word_embeddings",
-    "init_std": "initializer_range",
-    "dropouts.embedding": "embd_pdrop",
-    "dropouts.attention": "attn_pdrop",
-    "dropouts.residual": "resid_pdrop",
-    "eos_ids": "eos_token_id",
-    "bos_id": "bos_token_id",
-}
-_FILE_KEYS = {"gpt2": _GPT2_KEYS, "llama": _LLAMA_KEYS, "qwen2": _LLAMA_KEYS}
+SIZES = ("vocab_size", "hidden_size", "num_layers", "heads", "kv_heads", "head_dim", "ffn_hidden", "max_positions")
+MOST = {"num_layers": 10_000}  # beyond it a size is a slip or an attack, whatever the machine
+MOST_OF_ANY = 2**31 - 1
+MOST_ELEMENTS = 2**50  # of one matrix
+MOST_INIT_STD = 100
+MOST_NUMBER = 1e300
+MOST_HINTS = 100  # keys, and characters of one, that are compared with the known ones
 
 
 def file_key(model_type: str, fact: str) -> str:
     """The key of config.json (and of the run file's [model]) that a fact such as "kv_heads" comes from."""
-    return _FILE_KEYS.get(model_type, {}).get(fact, fact)
+    return FILE_KEYS.get(model_type, {}).get(fact, fact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,71 +69,112 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    rope_theta: float = 0.0  # 0: learned positions
+    rope_theta: float = 0.0  # 0: no RoPE
     rope_scaling: dict[str, Any] | None = None
+    traits: Traits = Traits()
+    grouping: Grouping | None = None  # of weights in 8 or 4 bits (models/groupwise.py); None: floats
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     hf: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    # which file names which ends of text, where more than config.json was read (models/ends.py)
+    ends: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
+    notices: tuple[str, ...] = field(default=(), compare=False, repr=False)  # for a program to say once
+    # keys of config.json that nobody reads, and the known key that each resembles ("": none)
+    unread: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "ffn_hidden",
-            "max_positions",
-        )
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"config.json: {self.key(name)} must be at least 1, got {getattr(self, name)}")
+        self._check_sizes()
         if not self.norm_eps >= 0:
             raise ConfigError(f"config.json: {self.key('norm_eps')} must be at least 0, got {self.norm_eps}")
+        if self.norm_eps > 1:
+            raise ConfigError(f"config.json: {self.key('norm_eps')} must be at most 1, got {self.norm_eps}")
+        if not 0 <= self.init_std <= MOST_INIT_STD:
+            raise ConfigError(
+                f"config.json: {self.key('init_std')} must lie in [0, {MOST_INIT_STD}], got {self.init_std}"
+            )
+        self._check_products()
+        self._check_groups()
+        self._check_ids()
+        self._check_heads()
+
+    def _check_sizes(self) -> None:
+        for name in SIZES:
+            value, most = getattr(self, name), MOST.get(name, MOST_OF_ANY)
+            if value < 1:
+                raise ConfigError(f"config.json: {self.key(name)} must be at least 1, got {value}")
+            if value > most:
+                raise ConfigError(f"config.json: {self.key(name)} must be at most {most}, got {value!r:.40}")
+
+    def _check_heads(self) -> None:
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"config.json: {self.key('heads')}={self.heads} must be a multiple of "
                 f"{self.key('kv_heads')}={self.kv_heads}: each KV head serves as many heads as any other"
             )
-        if self.rope_theta and self.head_dim % 2:
+        if self.traits.rotary_width % 2:
+            raise ConfigError(
+                f"config.json: RoPE turns pairs, so its part of {self.key('head_dim')}={self.head_dim} must be even, "
+                f"got {self.traits.rotary_width} columns"
+            )
+        if self.rope_theta and self.head_dim % 2 and not self.traits.rotary_width:
             without = "" if self.hf.get("head_dim") else f" ({self.key('hidden_size')} / {self.key('heads')})"
             raise ConfigError(
                 f"config.json: RoPE turns pairs, so {self.key('head_dim')} must be even, got {self.head_dim}{without}"
             )
 
+    def _check_groups(self) -> None:
+        """Groups of weights lie along a matrix's inputs, and no cut between ranks may part one."""
+        size = self.grouping.size if self.grouping else 1
+        for fact in ("hidden_size", "head_dim", "ffn_hidden"):
+            if getattr(self, fact) % size:
+                raise ConfigError(
+                    f"config.json: weights in groups of {size} need sizes that are multiples of {size}, "
+                    f"{self.key(fact)} is {getattr(self, fact)}"
+                )
+
+    def _check_products(self) -> None:
+        """No matrix may be so large that its bytes can't be counted."""
+        rows = {fact: getattr(self, fact) for fact in ("vocab_size", "ffn_hidden", "max_positions", "hidden_size")}
+        rows |= {"heads": self.heads * self.head_dim}
+        for fact, count in rows.items():
+            if count * self.hidden_size > MOST_ELEMENTS:
+                raise ConfigError(
+                    f"config.json: {self.key(fact)}={getattr(self, fact)} and {self.key('hidden_size')}="
+                    f"{self.hidden_size} make a matrix of {count * self.hidden_size} numbers, beyond any memory"
+                )
+
+    def _check_ids(self) -> None:
+        for fact, ids in (("eos_ids", self.eos_ids), ("bos_id", () if self.bos_id is None else (self.bos_id,))):
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise ConfigError(
+                        f"config.json: {self.key(fact)}={token!r:.40} is outside the vocabulary of {self.vocab_size}; "
+                        f"expected 0 to {self.vocab_size - 1}, or null for none"
+                    )
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether each position has a row of a table: where nothing else tells positions apart."""
+        return not self.rope_theta and not self.traits.alibi
+
+    @property
+    def cached_positions(self) -> int:
+        """How long a text may become over a KV cache: where RoPE's angles depend on a text's length, no longer than the
+        length from which they change, since the keys before were turned by others.
+        """
+        scalings = [
+            each for each in (self.rope_scaling, self.traits.local_scaling) if each and kind_of(each) in BY_LENGTH
+        ]
+        return min([self.max_positions, *(int(scaling[ORIGINAL_LENGTH]) for scaling in scalings)])
+
+    def of_blocks(self, blocks: range) -> DecoderConfig:
+        """The config of a model of these blocks alone."""
+        return replace(self, num_layers=len(blocks), traits=self.traits.of_blocks(blocks))
+
     def key(self, fact: str) -> str:
         """What config.json calls one of these fields."""
         return file_key(self.model_type, fact)
 
-
-# Keys that transformers writes into any config.json and that don't change a causal language model's forward pass.
-_HARMLESS_WORDS = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures
-    attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id id2label is_decoder is_encoder_decoder is_llama_config label2id length_penalty max_length
-    max_window_layers min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    output_attentions output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type
-    pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate
-    rope_interleaved sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    use_bfloat16 use_cache sliding_window use_sliding_window layer_types
-"""
-HARMLESS_KEYS = frozenset(_HARMLESS_WORDS.split())
-
-# Harmless keys that are so only with these values (None always is).
-REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "chunk_size_feed_forward": (0,),
-    "is_encoder_decoder": (False,),
-    "pruned_heads": ({},),
-    "pretraining_tp": (1,),
-    "rope_interleaved": (False,),
-    "use_sliding_window": (False,),
-}
 
 _MISSING: Any = object()
 
@@ -154,14 +182,22 @@ _MISSING: Any = object()
 class HfConfigReader:
     """Takes typed values out of a config.json and at the end refuses what nobody took."""
 
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self.raw, self._taken = raw, set[str]()
+    def __init__(self, raw: Mapping[str, Any], required: Mapping[str, tuple[Any, ...]] | None = None) -> None:
+        """`required`: keys that the model type reads, and the values with which they change nothing; None: those of a
+        decoder.
+        """
+        self.model_type = str(raw.get("model_type"))
+        self.required = required_values(self.model_type) if required is None else required
+        self.raw_as_given = raw
+        self.raw, self._taken = _without_aliases(raw, ALIASES.get(self.model_type, {})), set[str]()
+        self.passed_over: list[str] = []  # keys, or parts of them, that a notice names
+        self.unread: dict[str, str] = {}  # the keys that nobody reads, and the known one that each resembles
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
         """A whole number."""
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"config.json: {key} must be a whole number, got {value!r}")
+            raise ConfigError(f"config.json: {key} must be a whole number, got {value!r:.60}")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:
@@ -170,10 +206,9 @@ class HfConfigReader:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or value != value
-            or abs(value) == float("inf")
+            or not abs(value) < MOST_NUMBER  # nor NaN, nor a whole number beyond what a float holds
         ):
-            raise ConfigError(f"config.json: {key} must be a finite number, got {value!r}")
+            raise ConfigError(f"config.json: {key} must be a finite number, got {value!r:.60}")
         return float(value)
 
     def rate(self, key: str, default: float) -> float:
@@ -187,7 +222,7 @@ class HfConfigReader:
         """True or false."""
         value = self._take(key, default)
         if not isinstance(value, bool):
-            raise ConfigError(f"config.json: {key} must be true or false, got {value!r}")
+            raise ConfigError(f"config.json: {key} must be true or false, got {value!r:.60}")
         return value
 
     def expect(self, key: str, allowed: tuple[Any, ...], default: Any) -> Any:
@@ -195,15 +230,19 @@ class HfConfigReader:
         value = self._take(key, default)
         if value not in allowed:
             raise ConfigError(
-                f"config.json: {key}={value!r} is not supported; supported: {', '.join(map(repr, allowed))}"
+                f"config.json: {key}={value!r:.60} is not supported; supported: {', '.join(map(repr, allowed))}"
             )
         return value
+
+    def take(self, key: str) -> Any:
+        """Whatever the file has; None where it has nothing."""
+        return self._take(key, None)
 
     def mapping(self, key: str) -> dict[str, Any] | None:
         """A nested object, or None."""
         value = self._take(key, None)
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"config.json: {key} must be an object or null, got {value!r}")
+            raise ConfigError(f"config.json: {key} must be an object or null, got {value!r:.60}")
         return dict(value) if value is not None else None
 
     def eos_ids(self) -> tuple[int, ...]:
@@ -221,29 +260,57 @@ class HfConfigReader:
             self._check_id("bos_token_id", value)
         return value
 
-    def finish(self) -> None:
-        """Refuse keys that were not taken and are not known to be harmless, and harmless ones with harmful values."""
-        unknown = [key for key in self.raw if key not in self._taken and key not in HARMLESS_KEYS]
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], self._taken, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; remove it if it doesn't"
+    def finish(self, max_positions: int) -> None:
+        """Sort the keys that were not taken: refuse those with values that change the maths, note the others."""
+        key = windows_differ(self.raw, max_positions)
+        if key and key not in self._taken:
             raise ConfigError(
-                f"config.json: unknown keys {', '.join(map(repr, unknown[:5]))} for model_type "
-                f"{self.raw.get('model_type')!r}: it may change the maths, so the model is refused{hint}"
+                f"config.json: {key}={self.raw[key]!r:.60} is not supported: every layer must see all that came "
+                "before (only full_attention is)"
             )
-        for key, allowed in REQUIRED_VALUES.items():
-            value = self.raw.get(key)
-            if key not in self._taken and value is not None and value not in allowed:
-                raise ConfigError(f"config.json: {key}={value!r} is not supported; supported: {allowed[0]!r}")
-        layer_types = self.raw.get("layer_types")
-        if layer_types is not None and (
-            not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-        ):
-            raise ConfigError(f"config.json: layer_types {layer_types!r} is not supported; only full_attention is")
+        required = self.required
+        for key, value in self.raw.items():
+            if key in self._taken:
+                continue
+            if key in required and value is not None and value not in required[key]:
+                allowed = required[key][0] if required[key] else None
+                raise ConfigError(f"config.json: {key}={value!r:.60} is not supported; supported: {allowed!r}")
+            if key not in HARMLESS_KEYS or value not in (None, *QUIET_VALUES.get(key, (value,))):
+                self.passed_over.append(key)
+            if key not in HARMLESS_KEYS and key not in required:
+                self.unread[key] = self._near(key) if len(self.unread) < MOST_HINTS else ""
+
+    def refuse_unless(self, key: str, value: Any, neutral: Any) -> None:
+        """Raise ConfigError for a value, of a part of a key, that changes the maths."""
+        if value is not None and value != neutral:
+            raise ConfigError(f"config.json: {key}={value!r:.60} is not supported; supported: {neutral!r}")
+
+    def notices(self) -> list[str]:
+        """What is to be said about the file, after `finish`."""
+        if not self.passed_over:
+            return []
+        missed = [f"{near!r} for {key!r}" for key, near in self.unread.items() if near and near not in self.raw]
+        hint = f" (was {', '.join(missed)} meant?)" if missed else ""
+        return [
+            f"config.json: passed over, since they don't change the maths of model_type {self.model_type!r}: "
+            f"{named(self.passed_over)}{hint}"
+        ]
+
+    def without_default_ids(self, token: int) -> None:
+        """Drop bos and eos that transformers has written unasked, its class's default, into a smaller model's file."""
+        vocab_size = self.raw.get("vocab_size")
+        if isinstance(vocab_size, int) and vocab_size <= token:
+            dropped = [key for key in ("bos_token_id", "eos_token_id") if self.raw.get(key) == token]
+            self.raw = {**self.raw, **dict.fromkeys(dropped)}
+            self.passed_over += [f"{key}: {token}" for key in dropped]
+
+    def _near(self, key: str) -> str:
+        """The known key that another one resembles, or ""."""
+        return next(iter(difflib.get_close_matches(key[:MOST_HINTS], self._taken, n=1, cutoff=0.8)), "")
 
     def _check_id(self, key: str, token: Any) -> None:
         if isinstance(token, bool) or not isinstance(token, int):
-            raise ConfigError(f"config.json: {key} must be made of whole numbers, got {token!r}")
+            raise ConfigError(f"config.json: {key} must be made of whole numbers, got {token!r:.60}")
 
     def _take(self, key: str, default: Any) -> Any:
         self._taken.add(key)
@@ -253,3 +320,15 @@ class HfConfigReader:
                 raise ConfigError(f"config.json: {key} is missing")
             return default
         return value
+
+
+def _without_aliases(raw: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """The file's keys under the names that its model type reads; a key and its alias must not contradict each other."""
+    named_once = {key: value for key, value in raw.items() if key not in aliases}
+    for alias, key in aliases.items():
+        value = raw.get(alias)
+        if value is not None and raw.get(key) not in (None, value):
+            raise ConfigError(f"config.json: {alias}={value!r:.40} contradicts {key}={raw[key]!r:.40}; one must go")
+        if value is not None:
+            named_once[key] = value
+    return named_once

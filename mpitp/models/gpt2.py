@@ -1,4 +1,5 @@
-"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases everywhere, a head tied to the embedding.
+"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU (or another activation), biases everywhere, a head
+tied to the embedding.
 
 Hugging Face stores the linears of GPT-2 as (in, out) ("Conv1D"): they are turned at the checkpoint's boundary, and the
 fused c_attn is cut into its parts q, k and v there.
@@ -7,30 +8,33 @@ fused c_attn is cut into its parts q, k and v there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mpitp.errors import ConfigError
-from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.block import TransformerBlock
 from mpitp.layers.build import Builder
-from mpitp.layers.dropout import Dropout
-from mpitp.layers.mlp import GeluMLP
+from mpitp.layers.rotary import Rotary
+from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
+from mpitp.models.facts import finished, read_activation
 from mpitp.models.names import HfPiece
+from mpitp.models.traits import Traits
 
 # Buffers of older checkpoints that hold no weights.
 IGNORABLE_TENSORS = ("*h.*.attn.bias", "*h.*.attn.masked_bias")
+
+_DEFAULT_ID = 50256  # of bos and eos in transformers' class
 
 
 def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a GPT-2 directory. Raises ConfigError for what is missing, unknown or not supported."""
     read = HfConfigReader(raw)
+    read.without_default_ids(_DEFAULT_ID)
     hidden, heads = read.integer("n_embd", 768), read.integer("n_head", 12)
     if hidden < 1 or heads < 1 or hidden % heads:
         raise ConfigError(f"config.json: n_embd={hidden} must be a positive multiple of n_head={heads}")
-    read.expect("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
-    read.expect("scale_attn_weights", (True,), True)
-    read.expect("scale_attn_by_inverse_layer_idx", (False,), False)
+    traits = Traits(activation=read_activation(read, "activation_function", "gelu_new"))
     config = DecoderConfig(
         model_type="gpt2",
         vocab_size=read.integer("vocab_size", 50257),
@@ -50,33 +54,29 @@ def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
         mlp_bias=True,
         eos_ids=read.eos_ids(),
         bos_id=read.bos_id(),
+        traits=traits,
         hf=dict(raw),
     )
-    read.finish()
-    return config
+    scales = _score_scales(read, config.num_layers, config.head_dim)
+    return finished(read, replace(config, traits=replace(traits, score_scales=scales)))
 
 
-def build_block(config: DecoderConfig, build: Builder, index: int) -> TransformerBlock:
+def _score_scales(read: HfConfigReader, num_layers: int, head_dim: int) -> tuple[float, ...]:
+    """What each block's scores are multiplied by; (): the usual 1 / sqrt(head_dim)."""
+    is_scaled = read.flag("scale_attn_weights", True)
+    by_depth = read.flag("scale_attn_by_inverse_layer_idx", False)
+    if is_scaled and not by_depth:
+        return ()
+    scale = head_dim**-0.5 if is_scaled else 1.0
+    return tuple(scale / (block + 1 if by_depth else 1) for block in range(num_layers))
+
+
+def build_block(config: DecoderConfig, build: Builder, index: int, rotary: Rotary | None) -> TransformerBlock:
     """Block `index`, its parameters still zero."""
-    hidden, drop, name = config.hidden_size, config.dropouts, f"blocks.{index}"
     residual_std = config.init_std / (2 * config.num_layers) ** 0.5  # GPT-2: by the number of residual branches
-    ffn = build.layout.share(config.ffn_hidden)
-    attention = build.attention(
-        build.layout.heads(config.heads, config.kv_heads),
-        config.head_dim,
-        hidden,
-        AttentionDropout(drop.attention, f"{name}.attention"),
-        qkv_bias=config.qkv_bias,
-        out_bias=config.out_bias,
-        out_std=residual_std,
-    )
-    mlp = GeluMLP(
-        build.column(("up",), hidden, ffn, bias=config.mlp_bias),
-        build.row("down", ffn, hidden, bias=config.mlp_bias, std=residual_std),
-    )
-    dropouts = (Dropout(drop.residual, f"{name}.residual1"), Dropout(drop.residual, f"{name}.residual2"))
-    norms = (build.layer_norm(hidden, config.norm_eps), build.layer_norm(hidden, config.norm_eps))
-    return TransformerBlock(norms[0], attention, norms[1], mlp, dropouts)
+    attention = attention_of(config, build, index, rotary, out_std=residual_std)
+    mlp = mlp_of(config, build, gated=False, out_std=residual_std)
+    return pre_norm_block(config, build, attention, mlp, Builder.layer_norm, index)
 
 
 def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:

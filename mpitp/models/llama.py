@@ -1,7 +1,6 @@
 """The Llama family (Touvron et al. 2023): RMSNorm, RoPE, SwiGLU, grouped KV heads; Qwen2 adds biases on q, k and v.
 
-Both `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (older files) are read; a file that has
-both must say the same in both.
+Mistral, Qwen3, SmolLM3 and Phi-3 build on what stands here.
 """
 
 from __future__ import annotations
@@ -9,162 +8,104 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpitp.errors import ConfigError
-from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.block import TransformerBlock
 from mpitp.layers.build import Builder
-from mpitp.layers.dropout import Dropout
-from mpitp.layers.mlp import SwiGluMLP
+from mpitp.layers.rotary import Rotary
+from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
+from mpitp.models.facts import Defaults, finished, read_activation, read_sizes, with_traits
 from mpitp.models.names import HfPiece
+from mpitp.models.rope_keys import RopeKeys, with_rope
+from mpitp.models.windows import FULL, SLIDING, read_layer_types, read_window, windows_of
 
 # Derived buffers of older checkpoints that hold no weights.
 IGNORABLE_TENSORS = ("*.rotary_emb.inv_freq",)
 
-_DEFAULT_THETA = 10000.0
-_SCALING_KEYS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
+_LLAMA = Defaults(max_positions=2048, norm_eps=1e-6, tied=False)
 
 
 def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a Llama directory. Raises ConfigError for what is missing, unknown or not supported."""
-    return _read(raw, "llama")
+    read = HfConfigReader(raw)
+    facts = llama_facts(read, _LLAMA)
+    bias = read.flag("attention_bias", False)
+    mlp_bias = read.flag("mlp_bias", False)
+    return finished(read, DecoderConfig(**facts, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias))
 
 
 def read_qwen2_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a Qwen2 directory: a Llama with biases on q, k and v."""
-    return _read(raw, "qwen2")
-
-
-def _read(raw: Mapping[str, Any], model_type: str) -> DecoderConfig:
     read = HfConfigReader(raw)
-    hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
-    read.expect("hidden_act", ("silu",), "silu")
-    theta, scaling = _read_rope(read)
-    is_qwen = model_type == "qwen2"
-    attention_bias = True if is_qwen else read.flag("attention_bias", False)
-    config = DecoderConfig(
-        model_type=model_type,
-        vocab_size=read.integer("vocab_size"),
-        hidden_size=hidden,
-        num_layers=read.integer("num_hidden_layers"),
-        heads=heads,
-        kv_heads=read.integer("num_key_value_heads", heads),
-        head_dim=_read_head_dim(read, hidden, heads),
-        ffn_hidden=read.integer("intermediate_size"),
-        max_positions=read.integer("max_position_embeddings", 2048),
-        norm_eps=read.number("rms_norm_eps", 1e-6),
-        tied=read.flag("tie_word_embeddings", False),
-        init_std=read.number("initializer_range", 0.02),
-        dropouts=Dropouts(attention=read.rate("attention_dropout", 0.0)),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias and not is_qwen,
-        mlp_bias=False if is_qwen else read.flag("mlp_bias", False),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        eos_ids=read.eos_ids(),
-        bos_id=read.bos_id(),
-        hf=dict(raw),
-    )
-    read.finish()
-    return config
+    facts = llama_facts(read, _LLAMA)
+    return finished(read, DecoderConfig(**with_traits(facts, windows=qwen_windows(read, facts)), qkv_bias=True))
 
 
-def _read_head_dim(read: HfConfigReader, hidden: int, heads: int) -> int:
-    if read.raw.get("head_dim") is None and (heads < 1 or hidden % heads):
-        raise ConfigError(
-            f"config.json: without a head_dim, hidden_size={hidden} must be a multiple of num_attention_heads={heads}"
-        )
-    return read.integer("head_dim", hidden // max(heads, 1))
+def llama_facts(read: HfConfigReader, defaults: Defaults, keys: RopeKeys | None = None) -> dict[str, Any]:
+    """What every config of the family says, as keyword arguments of a DecoderConfig."""
+    facts = read_sizes(read, defaults) | {"dropouts": Dropouts(attention=read.rate("attention_dropout", 0.0))}
+    activation = read_activation(read, "hidden_act", "silu")
+    return with_rope(with_traits(facts, activation=activation), read, keys)
 
 
-def _read_rope(read: HfConfigReader) -> tuple[float, dict[str, Any] | None]:
-    """theta and the scaling (None: none), from either spelling."""
-    read.number("rope_theta", _DEFAULT_THETA)
-    objects = {key: read.mapping(key) for key in ("rope_parameters", "rope_scaling")}
-    thetas = {"rope_theta": read.raw.get("rope_theta")}
-    thetas |= {f"{key}.rope_theta": values.get("rope_theta") for key, values in objects.items() if values}
-    given = {key: theta for key, theta in thetas.items() if theta is not None}
-    for key, theta in given.items():
-        _check_positive(key, theta)
-    scalings = {key: _checked_scaling(values) for key, values in objects.items() if values is not None}
-    for found in (given, scalings):
-        (first, value), *others = found.items() or [("", None)]
-        for key, other in others:
-            if other != value:
-                raise ConfigError(f"config.json: {first}={value} contradicts {key}={other}; one of them must go")
-    return float(next(iter(given.values()), _DEFAULT_THETA)), next(iter(scalings.values()), None)
+def qwen_windows(read: HfConfigReader, facts: Mapping[str, Any]) -> tuple[int, ...]:
+    """The windows of Qwen2 and Qwen3: they count where `use_sliding_window` says so, from `max_window_layers` on."""
+    num_layers = facts["num_layers"]
+    used, window = read.flag("use_sliding_window", False), read_window(read, 4096)
+    first = read.integer("max_window_layers", 28)
+    window = window if used else None
+    by_default = [SLIDING if window is not None and block >= first else FULL for block in range(num_layers)]
+    kinds = read_layer_types(read, num_layers, by_default)
+    return windows_of(kinds, window, num_layers, facts["max_positions"])
 
 
-def _checked_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if scaling.get("type", kind) != kind or not isinstance(kind, str) or kind not in _SCALING_KEYS:
-        raise ConfigError(
-            f"config.json: RoPE scaling type {kind!r} is not supported; supported: {', '.join(_SCALING_KEYS)}"
-        )
-    values = {key: value for key, value in scaling.items() if key not in ("type", "rope_type", "rope_theta")}
-    if set(values) != set(_SCALING_KEYS[kind]):
-        raise ConfigError(
-            f"config.json: RoPE scaling {kind!r} needs the keys {_SCALING_KEYS[kind]}, got {tuple(values)}"
-        )
-    for key, value in values.items():
-        _check_positive(f"RoPE scaling {key}", value)
-    return None if kind == "default" else {"rope_type": kind} | values
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigError(f"config.json: {name} must be a positive number, got {value!r}")
-
-
-def build_block(config: DecoderConfig, build: Builder, index: int) -> TransformerBlock:
+def build_block(config: DecoderConfig, build: Builder, index: int, rotary: Rotary | None) -> TransformerBlock:
     """Block `index`, its parameters still zero."""
-    hidden, name = config.hidden_size, f"blocks.{index}"
-    ffn = build.layout.share(config.ffn_hidden)
-    attention = build.attention(
-        build.layout.heads(config.heads, config.kv_heads),
-        config.head_dim,
-        hidden,
-        AttentionDropout(config.dropouts.attention, f"{name}.attention"),
-        qkv_bias=config.qkv_bias,
-        out_bias=config.out_bias,
-    )
-    mlp = SwiGluMLP(
-        build.column(("gate", "up"), hidden, ffn, bias=config.mlp_bias),
-        build.row("down", ffn, hidden, bias=config.mlp_bias),
-    )
-    rate = config.dropouts.residual
-    dropouts = (Dropout(rate, f"{name}.residual1"), Dropout(rate, f"{name}.residual2"))
-    norms = (build.rms_norm(hidden, config.norm_eps), build.rms_norm(hidden, config.norm_eps))
-    return TransformerBlock(norms[0], attention, norms[1], mlp, dropouts)
+    attention, mlp = attention_of(config, build, index, rotary), mlp_of(config, build, gated=True)
+    return pre_norm_block(config, build, attention, mlp, Builder.rms_norm, index)
 
 
 def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     """Where each part of each parameter lies in a Llama directory."""
-    pieces: dict[tuple[str, str], HfPiece] = {
-        ("embedding.weight", "vocab"): HfPiece("model.embed_tokens.weight"),
-        ("final_norm.weight", ""): HfPiece("model.norm.weight"),
-    }
-    if not config.tied:
-        pieces["head.weight", "vocab"] = HfPiece("lm_head.weight")
+    pieces = outer_pieces(config)
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
         pieces[f"{ours}.norm1.weight", ""] = HfPiece(f"{theirs}.input_layernorm.weight")
         pieces[f"{ours}.norm2.weight", ""] = HfPiece(f"{theirs}.post_attention_layernorm.weight")
-        for linear, part, hf_linear, has_bias in (
-            ("attention.qkv", "q", "self_attn.q_proj", config.qkv_bias),
-            ("attention.qkv", "k", "self_attn.k_proj", config.qkv_bias),
-            ("attention.qkv", "v", "self_attn.v_proj", config.qkv_bias),
-            ("attention.out", "out", "self_attn.o_proj", config.out_bias),
-            ("mlp.gate_up", "gate", "mlp.gate_proj", config.mlp_bias),
-            ("mlp.gate_up", "up", "mlp.up_proj", config.mlp_bias),
-            ("mlp.down", "down", "mlp.down_proj", config.mlp_bias),
-        ):
-            pieces[f"{ours}.{linear}.weight", part] = HfPiece(f"{theirs}.{hf_linear}.weight")
-            if has_bias:
-                bias_part = "" if part in ("out", "down") else part
-                pieces[f"{ours}.{linear}.bias", bias_part] = HfPiece(f"{theirs}.{hf_linear}.bias")
+        pieces |= linear_pieces(config, ours, theirs)
     return pieces
+
+
+def outer_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
+    """Embedding, last norm and head."""
+    pieces: dict[tuple[str, str], HfPiece] = {
+        ("embedding.weight", "vocab"): HfPiece("model.embed_tokens.weight"),
+        ("final_norm.weight", ""): HfPiece("model.norm.weight"),
+    }
+    return pieces if config.tied else pieces | {("head.weight", "vocab"): HfPiece("lm_head.weight")}
+
+
+def linear_pieces(config: DecoderConfig, ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """The linears of a block, each part in a tensor of its own."""
+    pieces: dict[tuple[str, str], HfPiece] = {}
+    for linear, part, hf_linear, has_bias in (
+        ("attention.qkv", "q", "self_attn.q_proj", config.qkv_bias),
+        ("attention.qkv", "k", "self_attn.k_proj", config.qkv_bias),
+        ("attention.qkv", "v", "self_attn.v_proj", config.qkv_bias),
+        ("attention.out", "out", "self_attn.o_proj", config.out_bias),
+        ("mlp.gate_up", "gate", "mlp.gate_proj", config.mlp_bias),
+        ("mlp.gate_up", "up", "mlp.up_proj", config.mlp_bias),
+        ("mlp.down", "down", "mlp.down_proj", config.mlp_bias),
+    ):
+        pieces[f"{ours}.{linear}.weight", part] = HfPiece(f"{theirs}.{hf_linear}.weight")
+        if has_bias:
+            bias_part = "" if part in ("out", "down") else part
+            pieces[f"{ours}.{linear}.bias", bias_part] = HfPiece(f"{theirs}.{hf_linear}.bias")
+    return pieces
+
+
+def head_norm_pieces(ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """The norms of q and k of a block."""
+    return {
+        (f"{ours}.attention.norms.{which}_weight", ""): HfPiece(f"{theirs}.self_attn.{which}_norm.weight")
+        for which in ("q", "k")
+    }

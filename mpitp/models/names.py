@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -13,11 +14,33 @@ class HfPiece:
     `tensor`, which is `size` long along that dim (None: as long as the part). `transposed`: the stored tensor is the
     transpose of ours (GPT-2's Conv1D keeps weights as (in, out)); `start` and `size` count in *our* orientation.
 
+    Where parts are dealt in turn, `unit` rows of one and then of the next, the part's units begin at `start`, `start +
+    stride`, ... (0: they are neighbours).
+
     Example: GPT-2's `c_attn.weight` is stored as [h, 3h] and holds three parts of our [3h, h]: q at start 0, k at h and
-    v at 2h, each with `size=3 * h, transposed=True`.
+    v at 2h, each with `size=3 * h, transposed=True`. GPT-NeoX has q, k and v of the first head, then of the second: q
+    at start 0, k at d and v at 2d, each with `unit=d, stride=3 * d`.
     """
 
     tensor: str
     start: int = 0
     size: int | None = None
     transposed: bool = False
+    unit: int = 0
+    stride: int = 0
+
+    def runs(self, rows: range) -> Iterator[tuple[int, range]]:
+        """These rows of the part as neighbours in the stored tensor: where each run begins there, and its rows.
+
+        >>> list(HfPiece("w", start=2, unit=2, stride=6).runs(range(1, 5)))
+        [(3, range(1, 2)), (8, range(2, 4)), (14, range(4, 5))]
+        """
+        if not self.unit:
+            yield self.start + rows.start, rows
+            return
+        first = rows.start
+        while first < rows.stop:
+            number, inside = divmod(first, self.unit)
+            stop = min(rows.stop, (number + 1) * self.unit)
+            yield self.start + number * self.stride + inside, range(first, stop)
+            first = stop

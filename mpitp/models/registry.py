@@ -2,108 +2,244 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.metadata import entry_points
 from typing import Any
 
-from mpitp.backend.device import CpuDevice, Device
-from mpitp.comm.group import Group
-from mpitp.errors import ConfigError
-from mpitp.layers.block import TransformerBlock
-from mpitp.layers.build import Builder, sharded
-from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.errors import ConfigError, UsageError
+from mpitp.layers.array_type import ArrayType
+from mpitp.layers.build import Builder
+from mpitp.layers.dropout import Dropout
 from mpitp.layers.init import init_params
-from mpitp.layers.layout import Layout
-from mpitp.layers.linear import ColumnParallelLinear
-from mpitp.layers.loss import VocabParallelCrossEntropy
-from mpitp.layers.mappings import CopyToTP
-from mpitp.models import gpt2, llama
+from mpitp.layers.layer import Layer
+from mpitp.layers.param import Param
+from mpitp.layers.partition import Share
+from mpitp.layers.recompute import recomputing
+from mpitp.layers.rotary import Rotary
+from mpitp.layers.scale import Scale, SoftCap
+from mpitp.layers.site import Site
+from mpitp.models import bloom, gemma, gemma2, gpt2, gpt_neox, llama, mistral, opt, phi3, qwen3, smollm3, stablelm
 from mpitp.models.config import DecoderConfig
-from mpitp.models.model import CausalLM, ModelParts
+from mpitp.models.groupwise import with_scales, without_grouping
+from mpitp.models.layered import HfNames
+from mpitp.models.model import EMBEDDING, HEAD, CausalLM
 from mpitp.models.names import HfPiece
+from mpitp.models.nearest import advice
+from mpitp.models.stages import Chunk, Cutting, costs_of, names_of_parts
+
+ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
+HfPieces = Callable[[DecoderConfig], dict[tuple[str, str], HfPiece]]
+ENTRY_POINTS = "mpitp.models"  # the group of those that bring model types
+TIED = {f"{HEAD}.weight": f"{EMBEDDING}.weight"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelType:
-    """How one Hugging Face model_type is read, built and named."""
+    """How one Hugging Face model_type is read, built and named. `norm`: makes the last one, of width and eps."""
 
-    read_config: Callable[[Mapping[str, Any]], DecoderConfig]
-    build_block: Callable[[DecoderConfig, Builder, int], TransformerBlock]
-    hf_pieces: Callable[[DecoderConfig], dict[tuple[str, str], HfPiece]]
+    read_config: ReadConfig
+    build_block: Callable[[DecoderConfig, Builder, int, Rotary | None], Layer]
+    norm: Callable[[Builder, int, float], Layer]
+    hf_pieces: HfPieces
     ignorable_tensors: tuple[str, ...]
 
 
+def _like_llama(read_config: ReadConfig, hf_pieces: HfPieces = llama.hf_pieces) -> ModelType:
+    return ModelType(read_config, llama.build_block, Builder.rms_norm, hf_pieces, llama.IGNORABLE_TENSORS)
+
+
+def _like_gemma2(read_config: ReadConfig) -> ModelType:
+    return ModelType(
+        read_config, gemma2.build_block, Builder.offset_rms_norm, gemma2.hf_pieces, llama.IGNORABLE_TENSORS
+    )
+
+
 MODEL_TYPES: dict[str, ModelType] = {
-    "gpt2": ModelType(gpt2.read_config, gpt2.build_block, gpt2.hf_pieces, gpt2.IGNORABLE_TENSORS),
-    "llama": ModelType(llama.read_config, llama.build_block, llama.hf_pieces, llama.IGNORABLE_TENSORS),
-    "qwen2": ModelType(llama.read_qwen2_config, llama.build_block, llama.hf_pieces, llama.IGNORABLE_TENSORS),
+    "gpt2": ModelType(gpt2.read_config, gpt2.build_block, Builder.layer_norm, gpt2.hf_pieces, gpt2.IGNORABLE_TENSORS),
+    "llama": _like_llama(llama.read_config),
+    "qwen2": _like_llama(llama.read_qwen2_config),
+    "mistral": _like_llama(mistral.read_config),
+    "qwen3": _like_llama(qwen3.read_config, qwen3.hf_pieces),
+    "smollm3": _like_llama(smollm3.read_config),
+    "phi3": _like_llama(phi3.read_config, phi3.hf_pieces),
+    "stablelm": ModelType(
+        stablelm.read_config, stablelm.build_block, Builder.layer_norm, stablelm.hf_pieces, llama.IGNORABLE_TENSORS
+    ),
+    "gpt_neox": ModelType(
+        gpt_neox.read_config, gpt_neox.build_block, Builder.layer_norm, gpt_neox.hf_pieces, gpt_neox.IGNORABLE_TENSORS
+    ),
+    "opt": ModelType(opt.read_config, opt.build_block, Builder.layer_norm, opt.hf_pieces, ()),
+    "bloom": ModelType(
+        bloom.read_config, bloom.build_block, Builder.layer_norm, bloom.hf_pieces, gpt2.IGNORABLE_TENSORS
+    ),
+    "gemma": ModelType(
+        gemma.read_config, gemma.build_block, Builder.offset_rms_norm, llama.hf_pieces, llama.IGNORABLE_TENSORS
+    ),
+    "gemma2": _like_gemma2(gemma2.read_config),
+    "gemma3_text": _like_gemma2(gemma2.read_gemma3_config),
 }
 
 
-def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
-    """The config of a parsed config.json. Raises ConfigError for a model_type or a key that isn't supported."""
+def register_model(model_type: str, kind: ModelType) -> None:
+    """Make a model type of one's own known to everything that reads a config.json, in this process.
+
+    An installed package does it for all programs by an entry point of the group "mpitp.models" whose name is the
+    model_type and whose object is the `ModelType`. Raises UsageError for a type that there is already.
+    """
+    if MODEL_TYPES.get(model_type, kind) is not kind:
+        raise UsageError(f"there is a model type {model_type!r} already; give yours another name")
+    MODEL_TYPES[model_type] = kind
+
+
+def _find_installed(model_type: str) -> None:
+    """Register a type that an installed package offers, where one does."""
+    for offer in entry_points(group=ENTRY_POINTS, name=model_type):
+        kind = offer.load()
+        if not isinstance(kind, ModelType):
+            raise ConfigError(
+                f"the entry point {offer.name} = {offer.value} of {ENTRY_POINTS} is no ModelType: {kind!r:.80}"
+            )
+        register_model(model_type, kind)
+
+
+def config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> DecoderConfig:
+    """The config of a parsed config.json. Raises ConfigError for a model_type or a key that isn't supported.
+
+    own: keys that the user has written here and now: one of them that nobody reads is a slip, and refused.
+    """
     model_type = raw.get("model_type")
+    if isinstance(model_type, str) and model_type not in MODEL_TYPES:
+        _find_installed(model_type)
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise ConfigError(
-            f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
+            f"config.json: model_type {model_type!r:.80} is not supported; supported: {', '.join(MODEL_TYPES)}"
+            f"{advice(model_type, MODEL_TYPES)}"
         )
-    return MODEL_TYPES[model_type].read_config(raw)
+    floats, grouping = without_grouping(raw)
+    config = MODEL_TYPES[model_type].read_config(floats)
+    if config.model_type != model_type:
+        raise ConfigError(
+            f"model type {model_type!r}: its read_config gives a config of {config.model_type!r}, of which that type's "
+            f"layers would be made; let it give model_type={model_type!r}"
+        )
+    if grouping is not None:
+        config = replace(config, grouping=grouping, hf=dict(raw))
+    for key, near in config.unread.items():
+        if key in own:
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"config.json: unknown key {key!r} for model_type {model_type!r}{hint}")
+    return config
 
 
-def build_model(
-    config: DecoderConfig,
-    group: Group,
-    *,
-    dtype: str = "float32",
-    device: Device | None = None,
-    invariant_blocks: int = 0,
-) -> CausalLM:
-    """The model laid over `group`, all parameters zero.
-
-    `invariant_blocks` > 0 cuts every dimension into that many blocks, for results that are equal to the last bit at any
-    rank count up to it.
+def build_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008  (frozen)
+    """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
+    site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    device, layout = device or CpuDevice(), Layout(group, invariant_blocks)
-    layout.check({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
-    if invariant_blocks and config.head_dim == 1:
+    site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
+    if site.num_blocks and config.head_dim == 1:
         raise ConfigError(
             "invariant mode needs a head_dim of at least 2: with 1, attention is made of matrix-vector products, "
             "whose rounding depends on how the heads are dealt"
         )
-    build = Builder(layout, device, dtype, config.init_std)
-    return CausalLM(config, layout, device, dtype, _parts(config, build))
+    return _put_together(config, site, _chunks(config, site, cutting))
 
 
-def new_model(
-    config: DecoderConfig,
-    group: Group,
-    *,
-    seed: int,
-    dtype: str = "float32",
-    device: Device | None = None,
-    invariant_blocks: int = 0,
-) -> CausalLM:
+def abstract_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008  (frozen)
+    """The model without memory: to count its parameters, look at its types, or say what it sends."""
+    abstract = site.abstract()
+    return _put_together(config, abstract, _chunks(config, site, cutting))
+
+
+def new_model(config: DecoderConfig, site: Site, *, seed: int, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008
     """A model with fresh weights, the same ones at every rank count."""
-    model = build_model(config, group, dtype=dtype, device=device, invariant_blocks=invariant_blocks)
+    if config.grouping is not None:
+        raise ConfigError("fresh weights are floats: take quantization_config out of config.json")
+    model = build_model(config, site, cutting)
     init_params(model.named_params(), seed)
     return model
 
 
-def _parts(config: DecoderConfig, build: Builder) -> ModelParts:
-    kind, layout = MODEL_TYPES[config.model_type], build.layout
-    vocab = layout.share(config.vocab_size)
-    table = build.matrix([sharded("vocab", vocab)], config.hidden_size, dim=0)
-    head_weight = table if config.tied else build.matrix([sharded("vocab", vocab)], config.hidden_size, dim=0)
-    learned = not config.rope_theta
-    positions = build.replicated_matrix(config.max_positions, config.hidden_size) if learned else None
-    norm = build.layer_norm if config.model_type == "gpt2" else build.rms_norm
-    return ModelParts(
-        embedding=VocabParallelEmbedding(table, vocab, layout.group),
-        positions=PositionEmbedding(positions) if positions is not None else None,
-        blocks=[kind.build_block(config, build, i) for i in range(config.num_layers)],
-        final_norm=norm(config.hidden_size, config.norm_eps),
-        head=ColumnParallelLinear(head_weight, None, CopyToTP(layout.summation), vocab.local_blocks),
-        loss=VocabParallelCrossEntropy(vocab, layout.group, layout.summation),
-        pieces=kind.hf_pieces(config),
-        ignorable_tensors=kind.ignorable_tensors,
+def recompute_blocks(model: CausalLM, wish: str) -> CausalLM:
+    """The model, its blocks wrapped as a run file wishes: "none", "attention", "full" or "every:N"."""
+    wrap = recomputing(wish)
+    for name, layer in model.layers.items():
+        if name.startswith("blocks."):
+            model.layers[name] = wrap(int(name.partition(".")[2]), layer)
+    return model
+
+
+def tensor_names(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
+    """Where each part of each parameter lies in the files, scales of weights in 8 or 4 bits too."""
+    pieces = MODEL_TYPES[config.model_type].hf_pieces(config)
+    return pieces if config.grouping is None else with_scales(pieces)
+
+
+def layer_costs(config: DecoderConfig, layers: Mapping[str, Layer]) -> dict[str, float]:
+    """Multiplications a token that each layer takes forward, by the global sizes of its matrices; a lookup takes none.
+
+    What attention takes beside depends on the sequence and is the same for every block. An element of the logits is
+    also exponentiated and compared, which takes about as long as ten multiplications of a product.
+    """
+    costs = {name: float(sum(map(_multiplications, layer.params().values()))) for name, layer in layers.items()}
+    lookups = dict.fromkeys((name for name in ("embedding", "positions") if name in costs), float(config.hidden_size))
+    return costs | lookups | {HEAD: costs[HEAD] + 10.0 * config.vocab_size}
+
+
+def _multiplications(param: Param) -> int:
+    shapes = [part.shape for part in param.placement.parts]
+    return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+
+
+def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> list[tuple[tuple[str, ...], ArrayType]]:
+    """The names of this rank's layers, chunk by chunk, and the type of what goes in. Checks the whole model's types."""
+    whole = _put_together(config, site.abstract())
+    types, names = whole.types(), list(whole.layers)
+    stages, stage = site.mesh.sizes["pp"], site.mesh.coordinates["pp"]
+    if stages == 1:
+        return [(tuple(names), site.batch_type)]
+    blocks = cutting.deal(costs_of(layer_costs(config, whole.layers)), stages)
+    return [(own, types[own[0]].incoming) for own in names_of_parts(names, blocks)[stage::stages]]
+
+
+def _put_together(
+    config: DecoderConfig, site: Site, chosen: Sequence[tuple[tuple[str, ...], ArrayType]] = ()
+) -> CausalLM:
+    """The chosen layers, chunk by chunk; all of them in one, unless told otherwise."""
+    kind, build = MODEL_TYPES[config.model_type], Builder(site, config.init_std, config.grouping)
+    vocab = site.share(config.vocab_size)
+    has_embedding = not chosen or EMBEDDING in chosen[0][0]
+    makers = _makers(config, build, vocab, has_embedding)
+    chunks = [Chunk(own, incoming, HEAD in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
+    names = HfNames(tensor_names(config), kind.ignorable_tensors, TIED if config.tied else {})
+    return CausalLM(config, site, layers, build.loss(vocab), names, chunks)
+
+
+def _makers(config: DecoderConfig, build: Builder, vocab: Share, has_embedding: bool) -> dict[str, Callable[[], Layer]]:
+    """What makes each layer of the model, by name, in forward order.
+
+    `has_embedding`: whether the embedding is made too; where it isn't, a tied head has a replica of its table.
+    """
+    kind, hidden, traits = MODEL_TYPES[config.model_type], config.hidden_size, config.traits
+    width = traits.rotary_width or config.head_dim
+    rotary = Rotary(width, config.rope_theta, config.rope_scaling) if config.rope_theta else None
+    table = cache(lambda: build.vocab_table(vocab, hidden))
+    head_table = (
+        table if config.tied and has_embedding else lambda: build.vocab_table(vocab, hidden, is_replica=config.tied)
     )
+    makers: dict[str, Callable[[], Layer]] = {EMBEDDING: lambda: build.embedding(table(), vocab)}
+    if traits.embedding_scale != 1:
+        makers["embedding scale"] = lambda: Scale(traits.embedding_scale)
+    if traits.embedding_norm:
+        makers["embedding_norm"] = lambda: kind.norm(build, hidden, config.norm_eps)
+    if config.has_learned_positions:
+        makers["positions"] = lambda: build.positions(config.max_positions, hidden, traits.position_offset)
+    if config.dropouts.embedding:
+        makers["embedding dropout"] = lambda: Dropout(config.dropouts.embedding, "embedding")
+    makers |= {f"blocks.{i}": partial(kind.build_block, config, build, i, rotary) for i in range(config.num_layers)}
+    makers["final_norm"] = lambda: kind.norm(build, hidden, config.norm_eps)
+    makers[HEAD] = lambda: build.head(head_table(), vocab)
+    return makers | ({"logit cap": lambda: SoftCap(traits.logit_cap)} if traits.logit_cap else {})

@@ -9,59 +9,48 @@ param -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.ops.row_blocks import paired_blocks
 
-Array = Any
+
+@dataclass(frozen=True, slots=True)
+class AdamWRule:
+    """The numbers of one update; `step` counts from 1."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    step: int
+
+    def bias_corrections(self) -> tuple[float, float]:
+        """What m is multiplied by, and the root of v divided by."""
+        return _bias_corrections(self.lr, self.beta1, self.beta2, self.step)
 
 
-def adamw_reference(
-    param: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    step: int,
-) -> tuple[Array, Array, Array]:
+def adamw_reference(param: Array, grad: Array, m: Array, v: Array, rule: AdamWRule) -> tuple[Array, Array, Array]:
     """The plain update: new param, m and v."""
-    m = m + (1.0 - beta1) * (grad - m)
-    v = beta2 * v + (1.0 - beta2) * grad**2
-    step_size, root = _bias_corrections(lr, beta1, beta2, step)
-    param = param * (1.0 - lr * weight_decay) - step_size * (m / (array_module(param).sqrt(v) / root + eps))
-    return param, m, v
+    m = m + (1.0 - rule.beta1) * (grad - m)
+    v = rule.beta2 * v + (1.0 - rule.beta2) * grad**2
+    step_size, root = rule.bias_corrections()
+    param = param * (1.0 - rule.lr * rule.weight_decay)
+    return param - step_size * (m / (array_module(param).sqrt(v) / root + rule.eps)), m, v
 
 
-def adamw_update(
-    param: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    step: int,
-    grad_scale: float = 1.0,
-) -> None:
-    """Update param, m and v in place; all four are contiguous and of one shape. `step` counts from 1.
+def adamw_update(param: Array, grad: Array, m: Array, v: Array, rule: AdamWRule, grad_scale: float = 1.0) -> None:
+    """Update param, m and v in place; all four are contiguous and of one shape.
 
     The gradient is used as grad * grad_scale (clipping), and left as it is.
     """
     xp = array_module(param)
-    step_size, root = _bias_corrections(lr, beta1, beta2, step)
-    decay = float(1.0 - lr * weight_decay)
+    step_size, root = rule.bias_corrections()
+    beta1, beta2, eps, decay = rule.beta1, rule.beta2, rule.eps, float(1.0 - rule.lr * rule.weight_decay)
     arrays = [_flat(x) for x in (param, grad, m, v)]
     if is_accelerated(xp, param.dtype):
         from mpitp.ops.compiled import adamw as compiled

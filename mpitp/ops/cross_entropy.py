@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.precision import wide_dtype
 from mpitp.ops.row_blocks import paired_blocks, without_gaps
-
-Array = Any
 
 
 def cross_entropy_reference(logits: Array, targets: Array) -> Array:
@@ -36,10 +35,11 @@ def row_max(logits: Array) -> Array:
 
 
 def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Array, Array]:
-    """e [t, v] = exp(logits - row_max), and its sums over each block of columns [len(blocks), t]."""
+    """e [t, v] = exp(logits - row_max), and its sums over each block of columns [len(blocks), t]; both wide."""
     xp = array_module(logits)
-    e = xp.empty(logits.shape, dtype=logits.dtype)
-    sums = xp.empty((len(blocks), logits.shape[0]), dtype=logits.dtype)
+    wide = wide_dtype(logits.dtype)
+    e = xp.empty(logits.shape, dtype=wide)
+    sums = xp.empty((len(blocks), logits.shape[0]), dtype=wide)
     if is_accelerated(xp, logits.dtype):
         from mpitp.ops.compiled import cross_entropy as compiled
 
@@ -47,7 +47,7 @@ def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Ar
         compiled.exp_sums(without_gaps(logits), row_max, bounds, e, sums)
         return e, sums
     for logits_rows, max_rows, e_rows, sums_rows in paired_blocks(xp, logits, row_max[:, None], e, sums.T):
-        xp.subtract(logits_rows, max_rows, out=e_rows)
+        xp.subtract(logits_rows, max_rows, out=e_rows, dtype=wide)
         xp.exp(e_rows, out=e_rows)
         for i, block in enumerate(blocks):
             sums_rows[:, i] = e_rows[:, block.start : block.stop].sum(axis=1)
@@ -57,11 +57,11 @@ def exp_sums(logits: Array, row_max: Array, blocks: Sequence[range]) -> tuple[Ar
 def target_logits(logits: Array, targets: Array, start: int) -> Array:
     """logits[i, targets[i] - start] [t]; 0 where the target isn't held here or is negative (ignored)."""
     xp = array_module(logits)
-    rows, cols = logits.shape
+    (rows, cols), wide = logits.shape, wide_dtype(logits.dtype)
     if cols == 0:
-        return xp.zeros((rows,), dtype=logits.dtype)
+        return xp.zeros((rows,), dtype=wide)
     local, held = _local_targets(xp, targets, start, cols)
-    return xp.where(held, logits[xp.arange(rows), local], xp.zeros((), dtype=logits.dtype))
+    return xp.where(held, logits[xp.arange(rows), local].astype(wide, copy=False), xp.zeros((), dtype=wide))
 
 
 def cross_entropy_backward(e: Array, targets: Array, start: int, denominators: Array, weights: Array) -> Array:

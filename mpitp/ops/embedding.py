@@ -9,13 +9,11 @@ The sum of all shards' forwards is the whole table's lookup.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import array_module, from_host, to_host
-
-Array = Any
+from mpitp.backend.arrays import Array, array_module, from_host, to_host
+from mpitp.backend.precision import wide_dtype
 
 
 def embedding_forward(ids: Array, table: Array, start: int = 0) -> Array:
@@ -34,7 +32,7 @@ def embedding_forward(ids: Array, table: Array, start: int = 0) -> Array:
 def embedding_backward(dy: Array, ids: Array, num_rows: int, start: int = 0) -> Array:
     """dtable [num_rows, h] of dy [t, h] and ids [t]; each row adds its tokens in token order, always alike."""
     xp = array_module(dy)
-    dtable = xp.zeros((num_rows, dy.shape[1]), dtype=dy.dtype)
+    dtable = xp.zeros((num_rows, dy.shape[1]), dtype=wide_dtype(dy.dtype))
     rows = to_host(ids).astype(np.int64) - start
     tokens = np.flatnonzero((rows >= 0) & (rows < num_rows))
     if xp is np:

@@ -13,10 +13,9 @@ import math
 from typing import Any
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.ops.row_blocks import paired_blocks, without_gaps
-
-Array = Any
+from mpitp.ops.wide import by_wide_rows
 
 A = math.sqrt(2.0 / math.pi)
 B = 0.044715 * A
@@ -33,6 +32,7 @@ def gelu_backward_reference(dy: Array, x: Array) -> Array:
     return 0.5 * dy * (1.0 + t + x * (1.0 - t * t) * (A + 3.0 * B * x * x))
 
 
+@by_wide_rows
 def gelu_forward(x: Array) -> Array:
     """y = gelu(x), elementwise; x [t, f]."""
     xp = array_module(x)
@@ -50,6 +50,7 @@ def gelu_forward(x: Array) -> Array:
     return y
 
 
+@by_wide_rows
 def gelu_backward(dy: Array, x: Array) -> Array:
     """dx of dy and the forward's x, elementwise; all [t, f]."""
     xp = array_module(x)

@@ -11,13 +11,9 @@ the two projections subtracted above. Statistics are kept in float32 at least.
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.ops.row_blocks import paired_blocks, statistics_dtype, without_gaps
-
-Array = Any
 
 
 def layer_norm_reference(x: Array, weight: Array, bias: Array, eps: float) -> Array:
@@ -74,4 +70,4 @@ def layer_norm_backward(dy: Array, x: Array, weight: Array, mean: Array, rstd: A
         xhat += g.mean(axis=1, keepdims=True)
         g -= xhat
         xp.multiply(g, rstd_rows, out=dx_rows)
-    return dx, dweight.astype(weight.dtype, copy=False), dbias.astype(weight.dtype, copy=False)
+    return dx, dweight, dbias

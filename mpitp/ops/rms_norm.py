@@ -9,13 +9,9 @@ Statistics are kept in float32 at least, as in Hugging Face's LlamaRMSNorm.
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.ops.row_blocks import paired_blocks, statistics_dtype, without_gaps
-
-Array = Any
 
 
 def rms_norm_reference(x: Array, weight: Array, eps: float) -> Array:
@@ -62,4 +58,4 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[
         xhat *= (xp.einsum("ij,j->i", product, wide_weight) / x.shape[1])[:, None]  # mean(g * xhat)
         g -= xhat
         xp.multiply(g, rstd_rows, out=dx_rows)
-    return dx, dweight.astype(weight.dtype, copy=False)
+    return dx, dweight

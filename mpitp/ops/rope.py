@@ -9,40 +9,31 @@ position * inv_freq[j]:
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module, from_host
-from mpitp.errors import ConfigError
-from mpitp.ops.row_blocks import paired_blocks
+from mpitp.backend.arrays import Array, array_module, from_host
+from mpitp.backend.precision import is_half, widened
+from mpitp.ops.rope_scaling import scaled_frequencies
+from mpitp.ops.row_blocks import paired_blocks, row_blocks
 
-Array = Any
 
-
-def rope_inv_freq(head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> np.ndarray:
+def rope_inv_freq(head_dim: int, theta: float, scaling: dict[str, Any] | None = None, length: int = 0) -> np.ndarray:
     """Angle a position [head_dim/2], float64: theta^(-2j/d), changed by `scaling`, a config's rope_scaling.
 
-    Scaling types: "default" (or None), "linear" (positions divided by `factor`) and "llama3" (long wavelengths divided
-    by `factor`, short ones kept, a ramp between). Raises ConfigError for any other type and for a missing number.
+    The kinds stand in `rope_scaling.py`; some look at the `length` of the text. Raises ConfigError for any other kind
+    and for a missing number.
     """
-    inv_freq = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is None:
-        return inv_freq
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return inv_freq
-    if kind == "linear":
-        return inv_freq / _number(scaling, "factor")
-    if kind == "llama3":
-        return _llama3(inv_freq, scaling)
-    raise ConfigError(f"rope scaling type {kind!r} is not supported; expected one of default, linear, llama3")
+    return scaled_frequencies(head_dim, theta, scaling, length)
 
 
 def rope_table(positions: Array, inv_freq: np.ndarray, dtype: Any, xp: Any) -> tuple[Array, Array]:
-    """cos and sin [t, d/2] of the angles at `positions` [t] (host or device integers), computed in float64."""
+    """cos and sin [t, d/2] of the angles at `positions` [t] (host or device integers), computed in float64.
+
+    inv_freq: [d/2], or [t, d/2] where rows turn at different speeds.
+    """
     positions = positions if array_module(positions) is xp else from_host(positions, xp)
     angles = positions.astype(np.float64)[:, None] * from_host(inv_freq, xp)
     return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
@@ -59,6 +50,10 @@ def rope_forward(x: Array, cos: Array, sin: Array, out: Array | None = None) -> 
     """x [t, n, d] turned by the tables [t, d/2]; into `out`, which may be x itself."""
     xp = array_module(x)
     out = xp.empty(x.shape, dtype=x.dtype) if out is None else out
+    if is_half(x.dtype):
+        for rows in row_blocks(xp, x.shape[0], 4 * x.size // max(x.shape[0], 1)):
+            out[rows] = rope_forward(widened(x[rows]), cos[rows], sin[rows])
+        return out
     if is_accelerated(xp, x.dtype) and _heads_side_by_side(out):
         from mpitp.ops.compiled import rope as compiled
 
@@ -90,21 +85,3 @@ def _halves(x: Array) -> tuple[Array, Array]:
 def _heads_side_by_side(x: Array) -> bool:
     """Whether the heads [n, d] of a token lie in memory without gaps, so that a view [t, n * d] can be had."""
     return x.strides[1:] == (x.shape[2] * x.itemsize, x.itemsize)
-
-
-def _llama3(inv_freq: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
-    """As transformers' `_compute_llama3_parameters`."""
-    factor = _number(scaling, "factor")
-    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-    turns = _number(scaling, "original_max_position_embeddings") * inv_freq / (2 * math.pi)  # in the original context
-    if not high > low:
-        raise ConfigError(f"rope scaling: high_freq_factor={high} must be greater than low_freq_factor={low}")
-    ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: few turns, scaled; 1: many, kept
-    return (1.0 - ramp) * inv_freq / factor + ramp * inv_freq
-
-
-def _number(scaling: dict[str, Any], key: str) -> float:
-    value = scaling.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"rope scaling: {key} must be a positive number, got {value!r}")
-    return float(value)

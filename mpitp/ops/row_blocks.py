@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-Array = Any
+from mpitp.backend.arrays import Array
 
 BLOCK_BYTES = 256 * 1024  # of one operand; three to five of them share an L2 cache of 1 to 2 MiB
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
-from mpitp.backend.arrays import array_module
+from mpitp.backend.arrays import Array, array_module
 from mpitp.ops.row_blocks import paired_blocks, without_gaps
-
-Array = Any
+from mpitp.ops.wide import by_wide_rows
 
 
 def swiglu_reference(gate_up: Array) -> Array:
@@ -26,6 +25,7 @@ def swiglu_reference(gate_up: Array) -> Array:
     return gate / (1.0 + array_module(gate_up).exp(-gate)) * up
 
 
+@by_wide_rows
 def swiglu_forward(gate_up: Array) -> Array:
     """y [t, f] of gate_up [t, 2f]."""
     xp = array_module(gate_up)
@@ -43,6 +43,7 @@ def swiglu_forward(gate_up: Array) -> Array:
     return y
 
 
+@by_wide_rows
 def swiglu_backward(dy: Array, gate_up: Array) -> Array:
     """dgate_up [t, 2f] of dy [t, f] and gate_up [t, 2f]."""
     xp = array_module(gate_up)

@@ -10,51 +10,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from mpitp.backend.arrays import to_host
 from mpitp.comm.group import Group
-from mpitp.layers.param import Param, Part
+from mpitp.layers.param import Param
+from mpitp.layers.placement import Index
 from mpitp.ops.adamw import sum_of_squares
 
-Array = Any
+Key = tuple[str, int, tuple[int, ...]]  # parameter, part, place in its global tensor
 
 
 class GradNorm:
-    """Computes the norm of the gradients of `named_params`, which are cut over `group`."""
+    """Computes the norm of the gradients of `named_params`, of which `group` holds all pieces.
+
+    A rank names the parameters that it has a piece of; they need not be the same on all ranks.
+    """
 
     def __init__(self, named_params: Iterable[tuple[str, Param]], group: Group) -> None:
         self.params, self.group = list(named_params), group
-        own = [slot for i, (_, param) in enumerate(self.params) for slot in _owned_blocks(i, param)]
+        own = [slot for named in self.params for slot in _owned_blocks(*named)]
         everywhere = sorted(slot for slots in group.all_gather_objects([key for key, _ in own]) for slot in slots)
         place = {key: index for index, key in enumerate(everywhere)}
         assert len(place) == len(everywhere), "a block is owned by two ranks"
-        self.slots = [(key[0], rows, place[key]) for key, rows in own]
+        params = dict(self.params)
+        self.slots = [(params[key[0]], where, place[key]) for key, where in own]
         self.num_slots = len(everywhere)
 
     def __call__(self) -> float:
         """The square root of the sum of all squares. Parameters without a gradient count as zero."""
         squares = np.zeros(self.num_slots)
-        for index, rows, slot in self.slots:
-            param = self.params[index][1]
+        for param, place, slot in self.slots:
             if param.grad is not None:
-                squares[slot] = float(to_host(sum_of_squares(param.spec.view(param.grad, rows))))
+                squares[slot] = float(to_host(sum_of_squares(param.grad[place])))
         summed = to_host(self.group.all_reduce(squares))
         return math.sqrt(math.fsum(summed)) if np.isfinite(summed).all() else float("nan")
 
 
-def _owned_blocks(index: int, param: Param) -> Iterator[tuple[tuple[int, int, int], slice]]:
-    """((parameter, part, first global row), local rows) of each block that this rank owns."""
-    for part_index, (part, rows) in enumerate(param.spec.local_parts()):
-        for block in _owned(part):
-            local = block.start - part.held.start + rows.start
-            yield (index, part_index, block.start), slice(local, local + len(block))
-
-
-def _owned(part: Part) -> Iterator[range]:
-    for block in part.blocks:
-        cut = range(max(block.start, part.owned.start), min(block.stop, part.owned.stop))
-        if len(cut):
-            yield cut
+def _owned_blocks(name: str, param: Param) -> Iterator[tuple[Key, Index]]:
+    """((parameter, part, first global row of each dim), place in the local array) of each block that this rank owns."""
+    numbers = {id(part): number for number, part in enumerate(param.placement.parts)}
+    for part, box, place in param.placement.owned_blocks():
+        yield (name, numbers[id(part)], tuple(rows.start for rows in box)), place

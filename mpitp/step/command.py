@@ -6,14 +6,21 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpitp.comm.environment import launch_claim
 from mpitp.errors import UsageError
+from mpitp.paths import path_option
+
+if TYPE_CHECKING:
+    from mpitp.step.film import Film
+    from mpitp.step.source import Wish
+    from mpitp.step.walk import Walk
 
 _DESCRIPTION = """\
 Step through one forward and one backward pass of a model whose ranks are simulated as threads of this process, one
-operation at a time, forwards and backwards: the equation, every rank's shards side by side, which arrays are
-replicated, sharded or partial, each collective with its bytes and its conjugate in the other pass, and the memory held.
+operation at a time, forwards and backwards: the equation, every rank's arrays side by side, each with the letter of its
+type (I, R, V or P), each collective with its bytes and its conjugate in the other pass, and the memory held.
 All numbers come from the real layers. Without a model, a tiny Llama is used, in which every number can be seen."""
 
 _EPILOG = """\
@@ -34,12 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, default=3, metavar="N", help="ranks to simulate; default 3")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--preset", choices=("llama", "gpt2", "qwen2"), default="llama", help="a tiny model")
-    source.add_argument("--config", metavar="FILE", help="a config.json: fresh weights")
-    source.add_argument("--model", metavar="DIR", help="a Hugging Face directory; one block of it is taken")
+    source.add_argument("--config", type=path_option, metavar="FILE", help="a config.json (no run file): fresh weights")
+    source.add_argument(
+        "--model", type=path_option, metavar="DIR", help="a Hugging Face directory; one block of it is taken"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a field of the config")
     parser.add_argument("--block", type=int, metavar="I", help="which block of --model; default 0")
     parser.add_argument("--tokens", type=int, default=4, metavar="N", help="random tokens to feed; default 4")
     parser.add_argument("--text", help="a text to feed instead (with --model, by its tokenizer)")
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="norms, dropout and residual connections on token shards"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
     parser.add_argument("--at", type=int, default=1, metavar="K", help="begin at operation K")
     parser.add_argument(
@@ -48,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--predict", action="store_true", help="begin in predict mode")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--html", metavar="OUT.HTML", help="write one self-contained page instead")
+    output.add_argument("--html", type=path_option, metavar="OUT.HTML", help="write one self-contained page instead")
     output.add_argument("--list", action="store_true", help="print all operations, one a line")
     output.add_argument("--show", type=int, metavar="K", help="print operation K with all its arrays")
 
@@ -63,29 +75,44 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--block says which block of --model to take; a model with fresh weights is shown whole")
     from mpitp.step.source import Wish, make_film
     from mpitp.step.terminal import run as run_terminal
-    from mpitp.step.walk import Walk
 
     wish = Wish(
         ranks=args.ranks, preset=args.preset, config=args.config, overrides=tuple(args.set), model=args.model,
         block=args.block or 0, tokens=args.tokens, text=args.text, seed=args.seed,
+        sequence_parallel=args.sequence_parallel,
     )  # fmt: skip
     if args.html:
-        from mpitp.step.page import check_page, write_page
-
-        check_page(Path(args.html))
-        write_page(Path(args.html), make_film(wish))
-        print(f"{args.html}: open it in a browser; ? there lists the keys")
-        return 0
+        return _write_page(args, wish)
     film = make_film(wish)
     if args.list or args.show is not None:
         from mpitp.step.screen import list_lines, whole_op
 
         print("\n".join(list_lines(film) if args.list else whole_op(film, film.op(args.show))))
         return 0
+    walk = _walk(film, args)
+    walk.message = "" if sys.stdin.isatty() else walk.message
+    return run_terminal(walk)
+
+
+def _walk(film: Film, args: argparse.Namespace) -> Walk:
+    """A reader at the place, with the breakpoints, that the options say."""
+    from mpitp.step.walk import Walk
+
     walk = Walk(film, film.op(args.at).number, predicts=args.predict)
     for name in args.breaks:
         walk.answer(name)
         if name not in walk.breakpoints:
             raise UsageError(f"--break {name}: no layer's name contains that; mpitp step --list shows them")
-    walk.message = "" if sys.stdin.isatty() else walk.message
-    return run_terminal(walk)
+    return walk
+
+
+def _write_page(args: argparse.Namespace, wish: Wish) -> int:
+    from mpitp.step.page import Start, check_page, write_page
+    from mpitp.step.source import make_film
+
+    check_page(Path(args.html))
+    film = make_film(wish)
+    walk = _walk(film, args)
+    write_page(Path(args.html), film, Start(walk.number, tuple(walk.breakpoints), walk.predicts))
+    print(f"{args.html}: open it in a browser; ? there lists the keys")
+    return 0

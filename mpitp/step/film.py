@@ -7,19 +7,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mpitp.errors import UsageError
+from mpitp.layers import array_type as types
 from mpitp.step.picture import Picture
 from mpitp.trace.traffic import wire_bytes
 
 REPLICATED, SHARDED, PARTIAL = "replicated", "sharded", "partial"
+# A letter: what it says of the ranks' arrays, in a line, and for who asks.
+LETTERS = {
+    types.INVARIANT: (REPLICATED, "the same on every rank", "the same on every rank; so is its gradient"),
+    types.REPLICATE: (REPLICATED, "the same, for own work", "the same, for each rank's own work; its gradient is P"),
+    types.VARYING: (SHARDED, "cut by {}", "each rank has its own part; so it has of its gradient"),
+    types.PARTIAL: (PARTIAL, "to be summed over the ranks", "right only after the sum; its gradient is R"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One array on one rank. `role`: in, param, out or grad; `along`: what a sharded one is cut by."""
+    """One array on one rank. `role`: in, param, out or grad; `letter`: its type; `along`: what a V one is cut by."""
 
     name: str
     role: str
-    placement: str
+    letter: str
     along: str
     picture: Picture
 
@@ -34,8 +42,8 @@ class Memory:
 
 
 @dataclass(slots=True)
-class RankOp:
-    """One operation as one rank sees it."""
+class Telling:
+    """An operation in words. `collective`: its kind, "" for a rank's own work."""
 
     layer: str
     phase: str
@@ -43,11 +51,18 @@ class RankOp:
     equation: str
     note: str
     pair: str
+    collective: str
+
+
+@dataclass(slots=True)
+class RankOp:
+    """One operation as one rank sees it."""
+
+    telling: Telling
     arrays: list[Shown]
     memory: Memory
     seconds: float
-    collective: str = ""  # its kind, "" for a rank's own work
-    given_bytes: int = 0
+    given_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class Array:
 
     name: str
     role: str
-    placement: str
+    letter: str
     along: str
     pictures: tuple[Picture, ...]
 
@@ -72,27 +87,21 @@ class Array:
         return f"[{', '.join(texts)}]"
 
     @property
+    def placement(self) -> str:
+        """What the letter says of the ranks' arrays."""
+        return LETTERS[self.letter][0]
+
+    @property
     def placement_text(self) -> str:
-        """In words."""
-        return {
-            REPLICATED: "replicated: the same on every rank",
-            SHARDED: f"sharded by {self.along}",
-            PARTIAL: "partial: to be summed over the ranks",
-        }[self.placement]
+        """The letter in words."""
+        return f"{self.letter} {types.WORDS[self.letter]}: {LETTERS[self.letter][1].format(self.along)}"
 
 
-@dataclass(slots=True)
-class Op:
+@dataclass(slots=True, kw_only=True)
+class Op(Telling):
     """One operation on all ranks. `conjugate`: the number of its counterpart in the other pass, None: it has none."""
 
     number: int
-    layer: str
-    phase: str
-    title: str
-    equation: str
-    note: str
-    pair: str
-    collective: str
     arrays: list[Array]
     memory: list[Memory]
     seconds: list[float]
@@ -127,48 +136,42 @@ class Film:
         film = asdict(self)
         for op, shown in zip(self.ops, film["ops"], strict=True):
             for array, plain in zip(op.arrays, shown["arrays"], strict=True):
-                plain |= {"shape_text": array.shape_text, "placement_text": array.placement_text}
-        return film
+                plain |= {name: getattr(array, name) for name in ("placement", "shape_text", "placement_text")}
+        return film | {"legend": legend()}
+
+
+def legend() -> list[str]:
+    """What each letter says."""
+    return [f"{letter} {types.WORDS[letter]}: {text}" for letter, (_, _, text) in LETTERS.items()]
 
 
 def assemble(title: str, facts: list[str], logs: Sequence[Sequence[RankOp]]) -> Film:
     """Put the ranks' operations, which are the same ones in the same order, beside each other."""
-    names = [[(op.layer, op.phase, op.collective) for op in log] for log in logs]
+    names = [[(op.telling.layer, op.telling.phase, op.telling.collective) for op in log] for log in logs]
     assert all(other == names[0] for other in names), "the ranks did different things"
-    film = Film(title, len(logs), facts)
-    for number, together in enumerate(zip(*logs, strict=True), start=1):
-        first = together[0]
-        arrays = [
-            Array(shown.name, shown.role, shown.placement, shown.along, tuple(op.arrays[i].picture for op in together))
-            for i, shown in enumerate(first.arrays)
-        ]
-        given = [op.given_bytes for op in together]
-        sent = [wire_bytes(first.collective, len(logs), size, size) if first.collective else 0.0 for size in given]
-        film.ops.append(
-            Op(
-                number,
-                first.layer,
-                first.phase,
-                first.title,
-                first.equation,
-                first.note,
-                first.pair,
-                first.collective,
-                arrays,
-                [op.memory for op in together],
-                [op.seconds for op in together],
-                given,
-                sent,
-            )  # fmt: skip
-        )
-    _link(film.ops)
-    return film
+    ops = [_beside(number, ranks) for number, ranks in enumerate(zip(*logs, strict=True), start=1)]
+    _link(ops)
+    return Film(title, len(logs), facts, ops)
+
+
+def _beside(number: int, ranks: Sequence[RankOp]) -> Op:
+    telling, given = ranks[0].telling, [op.given_bytes for op in ranks]
+    arrays = [
+        Array(shown.name, shown.role, shown.letter, shown.along, tuple(op.arrays[i].picture for op in ranks))
+        for i, shown in enumerate(ranks[0].arrays)
+    ]
+    kind = telling.collective.partition(" ")[0]
+    sent = [wire_bytes(kind, len(ranks), size, size) if kind else 0.0 for size in given]
+    costs: dict[str, Any] = {"memory": [op.memory for op in ranks], "seconds": [op.seconds for op in ranks]}
+    return Op(number=number, arrays=arrays, given_bytes=given, sent_bytes=sent, **costs, **asdict(telling))
 
 
 def _link(ops: list[Op]) -> None:
-    """A collective and the first operation of its layer in the other pass belong together."""
+    """A collective and the first collective of its layer in the other pass, or else the first operation of it there,
+    belong together.
+    """
     first: dict[tuple[str, str], Op] = {}
-    for op in ops:
+    for op in sorted(ops, key=lambda op: not op.collective):
         first.setdefault((op.layer, op.phase), op)
     for op in ops:
         other = first.get((op.layer, "backward" if op.phase == "forward" else "forward"))

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from mpitp.errors import FileError
 from mpitp.files import write_file
-from mpitp.step.film import Film
+from mpitp.step.film import Film, Op
+from mpitp.step.questions import question_about
 
 _PLACE = "/*FILM*/null"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the page opens: at operation `at`, with these breakpoints, asking before each step forwards or not."""
+
+    at: int = 1
+    breaks: tuple[str, ...] = ()
+    predicts: bool = False
 
 
 def check_page(path: Path) -> None:
@@ -22,14 +34,24 @@ def check_page(path: Path) -> None:
         raise FileError(f"can't write the page to {path}: {path.parent} doesn't exist or can't be written")
 
 
-def write_page(path: Path, film: Film) -> None:
+def write_page(path: Path, film: Film, start: Start = Start()) -> None:
     """Write the page. Raises FileError when it can't be written."""
-    write_file(path, page_of(film))
+    write_file(path, page_of(film, start))
 
 
-def page_of(film: Film) -> str:
+def page_of(film: Film, start: Start = Start()) -> str:
     """The page as text. "</" in the data would end the script it stands in."""
-    data = json.dumps(film.as_dict(), separators=(",", ":")).replace("</", "<\\/")
+    shown = film.as_dict() | {"start": {"at": start.at, "breaks": start.breaks, "predicts": start.predicts}}
+    for op, plain in zip(film.ops, shown["ops"], strict=True):
+        plain["question"] = _question(film, op)
+    data = json.dumps(shown, separators=(",", ":")).replace("</", "<\\/")
     template = resources.files("mpitp.step").joinpath("page.html").read_text(encoding="utf-8")
     assert template.count(_PLACE) == 1
     return template.replace(_PLACE, data)
+
+
+def _question(film: Film, op: Op) -> dict[str, Any]:
+    """What predict mode asks before this operation."""
+    asked = question_about(op, film.ranks)
+    told = {"text": asked.text, "right": asked.right, "answer": asked.answer}
+    return told | {"form": asked.form.pattern, "hint": asked.hint}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import to_host
-
-Array = Any
+from mpitp.backend.arrays import Array, to_host
 
 MAX_ROWS, MAX_COLS = 48, 72  # larger arrays become maps
 

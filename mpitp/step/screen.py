@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitp.step.film import Array, Film, Op
+from mpitp.step.film import Array, Film, Op, legend
 from mpitp.step.values import fits, panels
 
+WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
 KEYS = (
-    "n next  p back  c to break  x next collective  X last one  j conjugate  g go to",
+    "n next  p back  c to break  x next collective  X previous  j conjugate  g go to",
     "a array  r rank  v shades  b break  t predict  l list  ? help  q quit",
 )
 SHORT_KEYS = ("n next  p back  ? all keys  q quit",)
@@ -32,13 +33,11 @@ mpitp step: a forward and a backward pass of all ranks, operation by operation
   ?                 this page
   q  Ctrl-C         quit
 
-Placements: replicated (the same on every rank), sharded (each rank has its own
-part), partial (right shape on every rank, right values only after the sum).
 An array that differs in shape between ranks is written [4, 2|1|1].
-Held: parameters, their gradients, and what forward keeps for backward."""
+Held: parameters, their gradients, and what forward keeps for backward.
+The letter beside an array says what the ranks (along tp) hold:"""
 
 _LEAST_PANEL = 7  # lines that an array gets before remarks are left out
-MARKS = {"replicated": "=", "sharded": "|", "partial": "+"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,11 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
     return [line[:width] for line in lines[:height]]
 
 
+def help_lines() -> list[str]:
+    """The keys, and what the letters mean."""
+    return [*HELP.splitlines(), *(f"  {line}" for line in legend())]
+
+
 def list_lines(film: Film) -> list[str]:
     """One line an operation."""
     lines = [film.title, *film.facts, ""]
@@ -90,7 +94,7 @@ def _head(film: Film, op: Op, width: int) -> str:
 
 def _array_line(array: Array, cursor: str, width: int) -> str:
     role = {"in": "in", "param": "param", "out": "makes", "grad": "grad"}[array.role]
-    text = f"{cursor}{role:6}{array.name:11} {array.shape_text:18} {MARKS[array.placement]} {array.placement_text}"
+    text = f"{cursor}{role:6}{array.name:11} {array.shape_text:18} {array.placement_text}"
     return text[:width]
 
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpitp.checkpoint.load import load_blocks, load_config
-from mpitp.comm.group import Group
+from mpitp.checkpoint.load import ModelSource, load_config
 from mpitp.comm.threads import run_threads
 from mpitp.data.tokenizer import load_tokenizer
+from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, UsageError
 from mpitp.files import read_json
 from mpitp.layers.partition import share_heads, share_of
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
-from mpitp.models.model import CausalLM
-from mpitp.models.registry import config_from_hf, new_model
+from mpitp.models.registry import config_from_hf
 from mpitp.step.film import Film, assemble
 from mpitp.step.record import record_pass
-
-TIMEOUT_SECONDS = 600.0
 
 # Small enough to see every number, uneven on 3 ranks, with a KV head that two ranks use.
 _TINY = {"vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.5}
@@ -59,6 +57,7 @@ class Wish:
     block: int = 0
     tokens: int = 4
     text: str | None = None
+    sequence_parallel: bool = False
     seed: int = 0
 
 
@@ -66,30 +65,38 @@ def make_film(wish: Wish) -> Film:
     """Run one forward and backward pass on thread ranks and return every operation of it."""
     if wish.ranks < 1:
         raise UsageError(f"-n must be at least 1, got {wish.ranks}")
-    config, make = _model(wish)
+    source = _source(wish)
+    config = source.made_config
+    tell(config.notices)
     batch = _batch(wish, config)
-    logs = run_threads(wish.ranks, record_pass, make, batch, timeout=TIMEOUT_SECONDS)
+    record = partial(record_pass, sequence_parallel=wish.sequence_parallel)
+    logs = run_threads(wish.ranks, record, source.make, batch)
     where = f"block {wish.block} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
     plural = "s" * (wish.ranks > 1)
     title = f"{where}, {wish.ranks} rank{plural}, {len(batch.tokens)} tokens"
-    return assemble(title, _facts(config, wish.ranks), logs)
+    title += ", sequence-parallel" if wish.sequence_parallel else ""
+    film = assemble(title, _facts(config, wish.ranks), logs)
+    for op in film.ops:  # the block that was taken has its own number
+        op.layer = op.layer.replace("blocks.0", f"blocks.{wish.block}", 1)
+    return film
 
 
-def _model(wish: Wish) -> tuple[DecoderConfig, Callable[[Group], CausalLM]]:
-    if wish.model is not None:
-        whole = dataclasses.replace(load_config(wish.model), dropouts=Dropouts())  # nothing is dropped
-        if not 0 <= wish.block < whole.num_layers:
-            raise UsageError(f"--block {wish.block}: the model has the blocks 0 to {whole.num_layers - 1}")
-        directory, layers = wish.model, range(wish.block, wish.block + 1)
-        config = dataclasses.replace(whole, num_layers=1)
-        return config, lambda group: load_blocks(directory, group, layers, config=whole)
-    raw = PRESETS[wish.preset] if wish.config is None else _read_config(Path(wish.config))
-    fresh = dataclasses.replace(config_from_hf(_with_overrides(raw, wish.overrides)), dropouts=Dropouts())
-    return fresh, lambda group: new_model(fresh, group, seed=wish.seed)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    return read_json(path / "config.json" if path.is_dir() else path)
+def _source(wish: Wish) -> ModelSource:
+    """Nothing is dropped."""
+    if wish.model is None:
+        path = Path(wish.config or "")
+        if path.suffix == ".toml":
+            raise UsageError(f"--config {path}: step takes a config.json, such as that of a run's model, no run file")
+        raw = (
+            PRESETS[wish.preset] if wish.config is None else read_json(path / "config.json" if path.is_dir() else path)
+        )
+        own = [text.partition("=")[0] for text in wish.overrides]
+        fresh = config_from_hf(_with_overrides(raw, wish.overrides), own)
+        return ModelSource(dataclasses.replace(fresh, dropouts=Dropouts()), seed=wish.seed)
+    whole = dataclasses.replace(load_config(wish.model), dropouts=Dropouts())
+    if not 0 <= wish.block < whole.num_layers:
+        raise UsageError(f"--block {wish.block}: the model has the blocks 0 to {whole.num_layers - 1}")
+    return ModelSource(whole, Path(wish.model), blocks=range(wish.block, wish.block + 1))
 
 
 def _with_overrides(raw: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:

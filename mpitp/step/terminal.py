@@ -6,12 +6,14 @@ import contextlib
 import os
 import select
 import shutil
+import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TextIO
 
-from mpitp.step.walk import Walk
+from mpitp.step.walk import RESIZED, Walk
 
 _ARROWS = {"[C": "right", "[D": "left", "OC": "right", "OD": "left", "[B": "right", "[A": "left"}
 _CLEAR, _ALTERNATE, _BACK = "\x1b[H\x1b[2J", "\x1b[?1049h", "\x1b[?1049l"
@@ -72,11 +74,33 @@ def _terminal() -> Iterator[Terminal]:
         modes[LOCAL_MODES] &= ~termios.ISIG  # Ctrl-C too: a signal could strike where an exception is lost
         termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
         sys.stdout.write(_ALTERNATE)
-        yield Screen(descriptor, sys.stdout, has_colour=wants_colour())
+        with _resizes() as resized:
+            yield Screen(descriptor, sys.stdout, resized, has_colour=wants_colour())
     finally:
         sys.stdout.write(_PLAIN + _BACK if wants_colour() else _BACK)
         sys.stdout.flush()
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _resizes() -> Iterator[int]:
+    """A descriptor from which a byte can be read for every change of the terminal's size."""
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+
+    def on_change(signum: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of changes that nobody has looked at yet
+            os.write(tell, b"r")
+
+    is_main = threading.current_thread() is threading.main_thread()  # signals come to no other
+    before = signal.signal(signal.SIGWINCH, on_change) if is_main else None
+    try:
+        yield told
+    finally:
+        if is_main:
+            signal.signal(signal.SIGWINCH, before)
+        os.close(told)
+        os.close(tell)
 
 
 def wants_colour() -> bool:
@@ -107,8 +131,9 @@ class Pipe(Terminal):
 class Screen(Terminal):
     """A terminal in cbreak mode: the whole screen is drawn anew for each key, which is little over any ssh."""
 
-    def __init__(self, descriptor: int, sink: TextIO, *, has_colour: bool) -> None:
-        self.descriptor, self.sink, self.has_colour = descriptor, sink, has_colour
+    def __init__(self, descriptor: int, sink: TextIO, resized: int, *, has_colour: bool) -> None:
+        self.descriptor, self.sink, self.resized, self.has_colour = descriptor, sink, resized, has_colour
+        self._walk: Walk | None = None  # what the screen shows
 
     def key(self) -> str | None:
         character = self._read()
@@ -129,6 +154,10 @@ class Screen(Terminal):
                 return None
             if character in ("\n", "\r"):
                 return typed
+            if character == RESIZED and self._walk is not None:
+                self.show(self._walk)
+                self._write(typed)
+                continue
             if character == "\x1b":  # taken back
                 return ""
             if character in ("\x7f", "\b"):
@@ -140,6 +169,7 @@ class Screen(Terminal):
                 self._write(character)
 
     def show(self, walk: Walk) -> None:
+        self._walk = walk
         columns, rows = shutil.get_terminal_size((80, 24))
         lines = walk.lines(columns, rows)
         if self.has_colour and walk.page is None and len(lines) > 1:
@@ -147,6 +177,10 @@ class Screen(Terminal):
         self._write(_CLEAR + "\r\n".join(lines))
 
     def _read(self) -> str:
+        """A character, or RESIZED."""
+        if self.resized in select.select([self.descriptor, self.resized], [], [])[0]:
+            os.read(self.resized, 4096)
+            return RESIZED
         return os.read(self.descriptor, 1).decode(errors="replace")
 
     def _write(self, text: str) -> None:

@@ -23,11 +23,11 @@ def panels(pictures: list[Picture], names: list[str], width: int, height: int, *
         first = panels(pictures[:count], names[:count], width, height - 1, shades=shades)
         return [*first, f"... and {len(pictures) - count} more (r: one rank at a time)"]
     each = (width - GAP * (len(pictures) - 1)) // len(pictures)
-    largest = max(_largest_shown(picture) for picture in pictures)
+    largest = max((abs(value) for picture in pictures for row in picture.values for value in row), default=0.0)
     digits = 0 if shades else fits(pictures, width)
     as_numbers = digits > 0
     exponent = scale_of(largest) if as_numbers and not pictures[0].is_integer else 0
-    heads = [f"{name} {_shape(picture)}"[:each] for name, picture in zip(names, pictures, strict=True)]
+    heads = [f"{name} {list(picture.shape)}"[:each] for name, picture in zip(names, pictures, strict=True)]
     if as_numbers:
         blocks = [_numbers(picture, exponent, digits) for picture in pictures]
     else:
@@ -42,10 +42,6 @@ def panels(pictures: list[Picture], names: list[str], width: int, height: int, *
     if shown < longest:
         lines.append(f"... {longest - shown} more rows")
     return [*lines, scale] if scale else lines
-
-
-def _largest_shown(picture: Picture) -> float:
-    return max((abs(value) for row in picture.values for value in row), default=0.0)
 
 
 def scale_of(largest: float) -> int:
@@ -91,10 +87,6 @@ def _scale_note(as_numbers: bool, exponent: int, largest: float, picture: Pictur
         return f"times 1e{exponent}" if exponent else ""
     what = "magnitudes" if picture.is_whole else "root mean squares of tiles"
     return f"{what}: '{SHADES}' from 0 to {largest:.3g}"
-
-
-def _shape(picture: Picture) -> str:
-    return f"[{', '.join(map(str, picture.shape))}]"
 
 
 def _join(texts: list[str], width: int) -> str:

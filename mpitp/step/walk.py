@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from mpitp.step.film import Film, Op
 from mpitp.step.questions import Question, question_about
-from mpitp.step.screen import HELP, KEYS, SHORT_KEYS, View, list_lines, op_lines, wrapped
+from mpitp.step.screen import HEIGHT, KEYS, SHORT_KEYS, WIDTH, View, help_lines, list_lines, op_lines, wrapped
 
 COLLECTIVES = "collectives"
-WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
+RESIZED = "resized"  # a key that changes nothing: the screen has another size and is drawn anew
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12  # one that shows something
 
 
@@ -39,10 +39,12 @@ class Walk:
 
     def press(self, key: str) -> None:
         """A key that is a command."""
-        self.message = ""
         if self.page is not None:
             self._turn_page(key)
             return
+        if key == RESIZED:
+            return
+        self.message = ""
         actions = {
             "n": self._next, " ": self._next, "right": self._next,
             "p": lambda: self._go(self.number - 1), "left": lambda: self._go(self.number - 1),
@@ -54,7 +56,8 @@ class Walk:
             "r": self._rank, "v": self._shades,
             "b": lambda: self._ask("breakpoint at a layer's name, or collectives (again: clear): "),
             "t": self._toggle_predict,
-            "l": self._list, "?": lambda: self._open(HELP.splitlines()), "h": lambda: self._open(HELP.splitlines()),
+            "l": lambda: self._open(list_lines(self.film)),
+            "?": lambda: self._open(help_lines()), "h": lambda: self._open(help_lines()),
             "q": self._quit,
         }  # fmt: skip
         action = actions.get(key)
@@ -123,8 +126,14 @@ class Walk:
 
     def _judge(self, line: str) -> None:
         assert self.question is not None
-        is_right, question = self.question.is_right(line), self.question
-        self.question = None
+        question, self.question = self.question, None
+        if not line.strip():
+            self.message = "taken back: n asks again"
+            return
+        if not question.is_answer(line):
+            self.question, self.prompt = question, f"{line.strip()!r} is no answer; {question.hint}: "
+            return
+        is_right = question.is_right(line)
         self.asked, self.right = self.asked + 1, self.right + is_right
         self._go(self.number + 1)
         self.message = f"{'right' if is_right else 'not quite'}: {question.answer}"
@@ -143,25 +152,24 @@ class Walk:
             self.message = f"{text!r} is not a number from 1 to {len(self.film.ops)}"
 
     def _seek(self, direction: int, breakpoint: str) -> None:
-        for number in self._numbers(direction):
-            if is_at(self.film.op(number), breakpoint):
-                self._go(number)
-                return
-        self.message = f"no {'more' if direction > 0 else 'earlier'} {breakpoint}"
+        found = self._next_at(direction, [breakpoint])
+        if found:
+            self._go(found)
+        else:
+            self.message = f"no {'more' if direction > 0 else 'earlier'} {breakpoint}"
 
     def _run(self, direction: int) -> None:
         if not self.breakpoints:
             self.message = "no breakpoint is set: b sets one"
             return
-        for number in self._numbers(direction):
-            if any(is_at(self.film.op(number), each) for each in self.breakpoints):
-                self._go(number)
-                return
-        self._go(len(self.film.ops) if direction > 0 else 1)
-        self.message = "no further breakpoint on this way"
+        found = self._next_at(direction, self.breakpoints)
+        self._go(found or (len(self.film.ops) if direction > 0 else 1))
+        self.message = self.message if found else "no further breakpoint on this way"
 
-    def _numbers(self, direction: int) -> range:
-        return range(self.number + 1, len(self.film.ops) + 1) if direction > 0 else range(self.number - 1, 0, -1)
+    def _next_at(self, direction: int, breakpoints: list[str]) -> int:
+        """The next operation on this way that one of them names; 0: there is none."""
+        ahead = self.film.ops[self.number :] if direction > 0 else self.film.ops[: self.number - 1][::-1]
+        return next((op.number for op in ahead if any(is_at(op, each) for each in breakpoints)), 0)
 
     def _to_conjugate(self) -> None:
         if self.op.conjugate is None:
@@ -199,9 +207,6 @@ class Walk:
         self.predicts = not self.predicts
         self.message = "predict: n asks before it shows" if self.predicts else "predict is off"
 
-    def _list(self) -> None:
-        self._open(list_lines(self.film))
-
     def _open(self, page: list[str]) -> None:
         self.page, self._top = page, 0
 
@@ -209,10 +214,8 @@ class Walk:
         assert self.page is not None
         if key == " " and self._top + self._page_lines < len(self.page):
             self._top += self._page_lines
-        else:
+        elif key != RESIZED:
             self.page = None
-            if key == "q":
-                self._quit()
 
     def _quit(self) -> None:
         self.is_over = True

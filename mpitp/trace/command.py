@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from mpitp.paths import input_path
+
 _DESCRIPTION = """\
 Show the communication ledger of a trace that `mpitp train --trace` or `mpitp generate --trace` has written: for each
 kind of collective and each place in the model the calls, the bytes, the time spent waiting for the last rank and
@@ -24,7 +26,7 @@ inside them, and in these the wait for the last rank apart from the transfer."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp trace`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("file", metavar="TRACE.JSON", help="a trace")
+    parser.add_argument("file", type=input_path, metavar="TRACE.JSON", help="a trace")
     parser.add_argument("--json", action="store_true", help="the ledger as one JSON object")
 
 

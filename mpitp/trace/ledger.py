@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from mpitp.trace.tracer import Traffic
-from mpitp.trace.traffic import Expected, Key, wire_bytes
-
-_BLOCK = re.compile(r"^blocks\.\d+")
+from mpitp.trace.traffic import Expected, Key, folded, wire_bytes
 
 
 @dataclass(slots=True)
-class Row:
+class LedgerRow:
     """One kind of collective at one place, all blocks together.
 
     Bytes are those handed in, on each rank; `wire_bytes` what the textbook algorithm then sends from a rank. Seconds
@@ -26,7 +24,7 @@ class Row:
     kind: str
     place: str
     phase: str
-    calls: int  # of each rank
+    calls: int  # of the rank that calls most often
     bytes_by_rank: list[int]
     wire_bytes: float = 0.0
     wait_seconds: float = 0.0
@@ -34,6 +32,7 @@ class Row:
     expected_calls: int | None = None
     expected_bytes: int | None = None
     formula: str = ""
+    axis: str = ""
 
     @property
     def key(self) -> Key:
@@ -60,21 +59,26 @@ class Stay:
     transfer: float
 
 
-def make_ledger(traffic: list[list[Traffic]], stays: list[list[Stay]], expected: Mapping[Key, Expected]) -> list[Row]:
+def make_ledger(
+    traffic: list[list[Traffic]], stays: list[list[Stay]], expected: Mapping[Key, Expected]
+) -> list[LedgerRow]:
     """The rows, from every rank's collectives and stays (in step with each other), in the order of first use."""
     ranks = len(traffic)
-    rows: dict[Key, Row] = {}
+    rows: dict[Key, LedgerRow] = {}
+    calls: Counter[tuple[Key, int]] = Counter()
     for rank in range(ranks):
         for entry, stay in zip(traffic[rank], stays[rank], strict=True):
-            key = entry.kind, _BLOCK.sub("blocks.*", entry.place), entry.phase
-            row = rows.setdefault(key, Row(*key, 0, [0] * ranks))
-            row.calls += rank == 0
+            key = entry.kind, folded(entry.place), entry.phase
+            row = rows.setdefault(key, LedgerRow(*key, 0, [0] * ranks, axis=entry.axis))
+            calls[key, rank] += 1
+            row.calls = max(row.calls, calls[key, rank])
             row.bytes_by_rank[rank] += entry.given_bytes
-            row.wire_bytes += wire_bytes(entry.op, ranks, entry.given_bytes, _result_bytes(entry)) / ranks
+            size = len(entry.members) or ranks
+            row.wire_bytes += wire_bytes(entry.op, size, entry.given_bytes, _result_bytes(entry)) / ranks
             row.wait_seconds += stay.wait / ranks
             row.transfer_seconds += stay.transfer / ranks
     for key, form in expected.items():  # a collective that is missing is a row too
-        row = rows.setdefault(key, Row(*key, 0, [0] * ranks))
+        row = rows.setdefault(key, LedgerRow(*key, 0, [0] * ranks, axis=form.axis))
         row.expected_calls, row.expected_bytes, row.formula = form.calls, form.total_bytes, form.formula
     return list(rows.values())
 
@@ -84,12 +88,12 @@ def _result_bytes(entry: Traffic) -> int:
     return int(np.prod(entry.shape)) * np.dtype(entry.dtype).itemsize if entry.op == "all_reduce_in_order" else 0
 
 
-def table(rows: Iterable[Row], title: str) -> str:
-    """The ledger as text, 110 columns."""
+def table(rows: Iterable[LedgerRow], title: str, letters: str = "") -> str:
+    """The ledger as text, 116 columns. `letters`: what those of the formulas stand for."""
     lines = [
         f"communication ledger: {title}",
-        "",
-        f"{'collective':20} {'place':24} {'pass':8} {'calls':>6} {'bytes a rank':>12}  {'formula':9} "
+        letters,
+        f"{'collective':20} {'place':24} {'pass':8} {'axis':5} {'calls':>6} {'bytes a rank':>12}  {'formula':9} "
         f"{'wait s':>8} {'transfer s':>10} {'MB/s':>7}",
     ]
     rows = list(rows)
@@ -97,7 +101,7 @@ def table(rows: Iterable[Row], title: str) -> str:
     total = sum(sum(row.bytes_by_rank) / len(row.bytes_by_rank) for row in rows)
     wait, transfer = sum(row.wait_seconds for row in rows), sum(row.transfer_seconds for row in rows)
     calls = sum(row.calls for row in rows)
-    lines.append(f"{'total':20} {'':24} {'':8} {calls:6d} {total:12,.0f}  {'':9} {wait:8.3f} {transfer:10.3f}")
+    lines.append(f"{'total':20} {'':24} {'':8} {'':5} {calls:6d} {total:12,.0f}  {'':9} {wait:8.3f} {transfer:10.3f}")
     wrong = [row for row in rows if not row.is_expected]
     verdict = "=: calls and bytes are those of the formula" if not wrong else f"{len(wrong)} rows differ (!) from it"
     return "\n".join([*lines, "", *_LEGEND, verdict])
@@ -105,21 +109,22 @@ def table(rows: Iterable[Row], title: str) -> str:
 
 _LEGEND = (
     "bytes: handed in, the mean of the ranks. Formula: a call; t tokens, h width, d head width, v vocabulary, b",
-    "sequences, p ranks, s bytes an element. Wait: until the last rank came; transfer: from then on. MB/s: what the",
-    "textbook algorithm sends from a rank (ring all-reduce: 2 (p-1)/p of the bytes), a second of transfer.",
+    "sequences, p ranks, s bytes an element (w: of a gradient), P parameters. Wait: until the last rank came;",
+    "transfer: from then on. MB/s: what the textbook algorithm sends from a rank (ring all-reduce: 2 (p-1)/p of the",
+    "bytes), a second of transfer.",
 )
 
 
-def _line(row: Row) -> str:
+def _line(row: LedgerRow) -> str:
     mean = sum(row.bytes_by_rank) / len(row.bytes_by_rank)
     mark = "" if row.expected_bytes is None else "= " if row.is_expected else "! "
     speed = f"{row.wire_bytes / row.transfer_seconds / 1e6:7.0f}" if row.transfer_seconds and row.wire_bytes else ""
     note = "" if row.is_expected else f"   expected {row.expected_calls} calls, {_expected_mean(row):,.0f} bytes a rank"
     return (
-        f"{row.kind:20} {row.place:24} {row.phase:8} {row.calls:6d} {mean:12,.0f}  {mark + row.formula:9} "
+        f"{row.kind:20} {row.place:24} {row.phase:8} {row.axis:5} {row.calls:6d} {mean:12,.0f}  {mark + row.formula:9} "
         f"{row.wait_seconds:8.3f} {row.transfer_seconds:10.3f} {speed:>7}{note}".rstrip()
     )
 
 
-def _expected_mean(row: Row) -> float:
+def _expected_mean(row: LedgerRow) -> float:
     return (row.expected_bytes or 0) / len(row.bytes_by_rank)

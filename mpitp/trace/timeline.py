@@ -19,10 +19,11 @@ import numpy as np
 from mpitp.comm.group import Group
 from mpitp.errors import FileError
 from mpitp.files import os_failure, read_json
+from mpitp.trace.arrows import Arrow, arrows
 from mpitp.trace.clock import clock_offset
-from mpitp.trace.ledger import Row, Stay, make_ledger, table
+from mpitp.trace.ledger import LedgerRow, Stay, make_ledger, table
 from mpitp.trace.tracer import Span, Tracer, Traffic
-from mpitp.trace.traffic import of_layout
+from mpitp.trace.traffic import Key, Own, expected_traffic, letters, own_traffic
 
 KEY = "mpitp"  # where the ledger lies in the file
 
@@ -34,10 +35,11 @@ class Trace:
     title: str
     ranks: int
     facts: dict[str, Any]
-    ledger: list[Row]
+    ledger: list[LedgerRow]
 
     def __str__(self) -> str:
-        return table(self.ledger, self.title)
+        told = (f"{letter} {value:g}" for letter, value in self.facts.get("letters", {}).items())
+        return table(self.ledger, self.title, ", ".join(told))
 
 
 def check_writable(path: str | Path) -> None:
@@ -49,12 +51,17 @@ def check_writable(path: str | Path) -> None:
         raise FileError(f"can't write the trace to {path}: {path.parent} doesn't exist or can't be written")
 
 
-def finish(tracer: Tracer, group: Group, path: str | Path, verb: str) -> Trace | None:
+def finish(
+    tracer: Tracer, group: Group, path: str | Path, verb: str, more: Mapping[Key, Own] | None = None
+) -> Trace | None:
     """Write the trace of all ranks to `path`; the trace on rank 0, None elsewhere. A collective.
 
-    `group` is the one that the ranks were started with. Raises FileError on rank 0 when the file can't be written.
+    `group` is the one that the ranks were started with. `more`: this rank's part of closed forms that don't follow from
+    the model's layers. Raises FileError on rank 0 when the file can't be written.
     """
     tracer.is_open = False
+    own = {} if tracer.model is None else own_traffic(tracer.model, tracer.work) | dict(more or {})
+    everyones = group.all_gather_objects((own, _coordinates(tracer)))
     offset = clock_offset(group)
     logs = _gather(group, tracer, offset)
     if logs is None or tracer.model is None:
@@ -63,15 +70,37 @@ def finish(tracer: Tracer, group: Group, path: str | Path, verb: str) -> Trace |
     spans, traffic = [log[0] for log in logs], [log[1] for log in logs]
     latest = latest_arrivals(traffic)
     stays = [[stay_of(entry, latest) for entry in entries] for entries in traffic]
-    expected = of_layout(model.config, model.layout, model.dtype.itemsize, tracer.work)
+    expected = expected_traffic(model, tracer.work, [traffic for traffic, _ in everyones])
     cut = f", the first {tracer.work.passes} passes" if tracer.is_full else ""
-    layout = f"invariant, {model.layout.num_blocks} blocks" if model.layout.num_blocks else "plain layout"
+    layout = f"invariant, {model.site.num_blocks} blocks" if model.site.num_blocks else "plain layout"
+    layout += ", sequence-parallel" if model.site.sequence_parallel else ""
     plural = "s" * (group.size > 1)
     title = f"mpitp {verb}, {model.config.model_type}, {group.size} rank{plural}, {layout}, {model.dtype}{cut}"
-    facts = {"config": asdict(model.config) | {"hf": None}, "work": tracer.work.as_dict()}
+    facts = {
+        "config": asdict(model.config) | {"hf": None},
+        "work": tracer.work.as_dict(),
+        "letters": letters(model, tracer.work),
+    }
     trace = Trace(title, group.size, facts, make_ledger(traffic, stays, expected))
-    _write(Path(path), trace, spans, traffic, latest)
+    _write(Path(path), trace, Rows([place for _, place in everyones], spans, traffic), latest)
     return trace
+
+
+def _coordinates(tracer: Tracer) -> str:
+    """The rank's place along each axis that has several."""
+    if tracer.model is None:
+        return ""
+    mesh = tracer.model.site.mesh
+    return ", ".join(f"{axis} {place}" for axis, place in mesh.coordinates.items() if mesh.sizes[axis] > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is drawn: for every rank its coordinates, spans and collectives."""
+
+    places: Sequence[str]
+    spans: Sequence[Sequence[Span]]
+    traffic: Sequence[Sequence[Traffic]]
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -80,7 +109,7 @@ def read_trace(path: str | Path) -> Trace:
     if not isinstance(raw, dict) or "ledger" not in raw:
         raise FileError(f"{path} isn't a trace that mpitp has written: it has no {KEY!r} with a ledger in it")
     try:
-        return Trace(raw["title"], raw["ranks"], raw["facts"], [Row(**row) for row in raw["ledger"]])
+        return Trace(raw["title"], raw["ranks"], raw["facts"], [LedgerRow(**row) for row in raw["ledger"]])
     except (KeyError, TypeError) as error:
         raise FileError(f"{path}: the ledger in it is damaged or of another version ({error})") from error
 
@@ -133,33 +162,34 @@ def _gather(group: Group, tracer: Tracer, offset: float) -> list[tuple[list[Span
     return logs
 
 
-def _write(path: Path, trace: Trace, spans: list[list[Span]], traffic: list[list[Traffic]], latest: Arrivals) -> None:
+def _write(path: Path, trace: Trace, rows: Rows, latest: Arrivals) -> None:
     """Chrome's trace event format, one event a line."""
     about = {"title": trace.title, "ranks": trace.ranks, "facts": trace.facts}
     about |= {"ledger": [row.as_dict() for row in trace.ledger]}
-    starts = [entry.start for entries in spans for entry in entries]
-    starts += [entry.start for entries in traffic for entry in entries]
+    starts = [span.start for spans in rows.spans for span in spans]
+    starts += [entry.start for entries in rows.traffic for entry in entries]
     zero = min(starts, default=0.0)
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit": "ms", "{KEY}": {json.dumps(about)},\n"traceEvents": [\n')
-            file.write(",\n".join(_lines(trace.title, spans, traffic, latest, zero)))
+            file.write(",\n".join(_lines(trace.title, rows, latest, zero)))
             file.write("\n]}\n")
     except OSError as error:
         raise os_failure("write the trace to", path, error) from error
 
 
-def _lines(
-    title: str, spans: list[list[Span]], traffic: list[list[Traffic]], latest: Arrivals, zero: float
-) -> Iterator[str]:
+def _lines(title: str, rows: Rows, latest: Arrivals, zero: float) -> Iterator[str]:
     yield json.dumps({"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}})
-    for rank in range(len(spans)):
-        yield json.dumps({"ph": "M", "name": "thread_name", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}})
+    for rank, place in enumerate(rows.places):
+        name = f"rank {rank} ({place})" if place else f"rank {rank}"
+        yield json.dumps({"ph": "M", "name": "thread_name", "pid": 0, "tid": rank, "args": {"name": name}})
         yield json.dumps({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": rank, "args": {"sort_index": rank}})
-        for span in spans[rank]:
+        for span in rows.spans[rank]:
             yield _event(span.name, span.phase or "step", rank, span.start - zero, span.stop - zero)
-        for entry in traffic[rank]:
+        for entry in rows.traffic[rank]:
             yield from _collective_events(entry, rank, latest, zero)
+    for number, arrow in enumerate(arrows(rows.traffic)):
+        yield from _arrow_events(number, arrow, zero)
 
 
 def _collective_events(entry: Traffic, rank: int, latest: Arrivals, zero: float) -> Iterator[str]:
@@ -167,7 +197,7 @@ def _collective_events(entry: Traffic, rank: int, latest: Arrivals, zero: float)
     came = latest.get((entry.group, entry.number), entry.start)
     about = {
         "op": entry.kind, "bytes": entry.given_bytes, "shape": str(list(entry.shape)), "dtype": entry.dtype,
-        "group": entry.group, "number": entry.number, "layer": entry.place, "pass": entry.phase,
+        "group": entry.group, "axis": entry.axis, "number": entry.number, "layer": entry.place, "pass": entry.phase,
     }  # fmt: skip
     visits = [(entry.kind, entry.start, entry.stop)]
     if entry.waits_to:
@@ -182,6 +212,16 @@ def _collective_events(entry: Traffic, rank: int, latest: Arrivals, zero: float)
             yield _event("wait", "wait", rank, start - zero, middle - zero)
         if stop > middle:
             yield _event("transfer", "transfer", rank, middle - zero, stop - zero)
+
+
+def _arrow_events(number: int, arrow: Arrow, zero: float) -> Iterator[str]:
+    """The two ends of an arrow, each within the event of its send or receive."""
+    arrived = arrow.received.waits_to or arrow.received.stop
+    ends = [("s", arrow.source, arrow.sent.start), ("f", arrow.dest, max(arrived, arrow.received.start))]
+    for kind, rank, moment in ends:
+        event = {"ph": kind, "id": number, "name": "message", "cat": "message", "pid": 0, "tid": rank}
+        event |= {"ts": round((moment - zero) * 1e9) / 1e3}
+        yield json.dumps(event | ({"bp": "e"} if kind == "f" else {}))
 
 
 def _event(name: str, category: str, rank: int, start: float, stop: float, args: dict[str, Any] | None = None) -> str:

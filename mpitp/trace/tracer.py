@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from mpitp.comm.group import Group, Pending
-from mpitp.comm.wrapped import Call
+from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
+from mpitp.layers.layer import FORWARD
 from mpitp.models.model import CausalLM
-from mpitp.trace.group import Arrays, GroupObserver, TracedGroup
-from mpitp.trace.stand_in import FORWARD, LayerObserver, Spot, attach
+from mpitp.trace.observe import LayerObserver, Spot, observe
 from mpitp.trace.traffic import Work
 
 MAX_EVENTS = 200_000  # a rank: about 40 MB of memory, and as much again in the file
 
-_TRANSPARENT = tuple(str(Path(__file__).parent.parent / folder) for folder in ("comm", "trace"))
+_TRANSPARENT = tuple(str(Path(__file__).parent.parent / part) for part in ("comm", "trace", "layers/mappings.py"))
 
 
 @dataclass(slots=True)
@@ -56,6 +56,8 @@ class Traffic:
     stop: float = 0.0
     waits_from: float = 0.0
     waits_to: float = 0.0
+    axis: str = ""  # of the mesh, along which the group's ranks lie; several as "dp+cp"
+    members: tuple[int, ...] = ()  # the group's ranks, by their numbers in the job; () where that is all of them
 
     @property
     def kind(self) -> str:
@@ -76,15 +78,28 @@ class Tracer(LayerObserver, GroupObserver):
     model: CausalLM | None = None
     _stack: list[tuple[str, str]] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
+    _axes: dict[str, str] = field(default_factory=dict)  # of a group by its name
 
     def watch(self, group: Group) -> Group:
         """`group`, its collectives seen by this tracer; make the model on it."""
-        return TracedGroup(group, self, f"all {group.size}")
+        return ObservedGroup(group, self, f"all {group.size}", whole_sums=True)
 
     def attach(self, model: CausalLM) -> None:
         """See every layer of `model` (made on a group from `watch`) from now on."""
-        attach(model, self)
+        observe(model, self)
         self.model, self.is_open = model, True
+        groups = [(axes, group) for axes, group in model.site.mesh.groups() if group.size > 1]
+        self._axes = {self._name_of(group): "+".join(axes) for axes, group in groups}
+
+    def axis_of(self, group: Group) -> str:
+        """The axis along which a group of the model's mesh lies; several as "dp+cp"."""
+        return self._axes.get(self._name_of(group), "")
+
+    def _name_of(self, group: Any) -> str:
+        """What a group is called where this tracer sees it; others may stand in front."""
+        while group is not None and getattr(group, "observer", None) is not self:
+            group = getattr(group, "inner", None)
+        return "" if group is None else str(group.name)
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, noted as a span of this name."""
@@ -101,7 +116,7 @@ class Tracer(LayerObserver, GroupObserver):
             self.work.count(spot.name, phase, len(args[0]))
         return self._in_span(spot.name, phase, run)
 
-    def around_collective(self, call: Call, arrays: Arrays, group: TracedGroup, run: Callable[[], Any]) -> Any:
+    def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         if not self.is_open:
             return run()
         entry = self._begin(call, arrays, group)
@@ -109,7 +124,7 @@ class Tracer(LayerObserver, GroupObserver):
         entry.stop = time.perf_counter()
         return result
 
-    def around_start(self, call: Call, arrays: Arrays, group: TracedGroup, start: Callable[[], Pending]) -> Pending:
+    def around_start(self, call: Call, arrays: Arrays, group: ObservedGroup, start: Callable[[], Pending]) -> Pending:
         if not self.is_open:
             return start()
         entry = self._begin(call, arrays, group)
@@ -136,7 +151,7 @@ class Tracer(LayerObserver, GroupObserver):
             self._stack.pop()
             span.stop = time.perf_counter()
 
-    def _begin(self, call: Call, arrays: Arrays, group: TracedGroup) -> Traffic:
+    def _begin(self, call: Call, arrays: Arrays, group: ObservedGroup) -> Traffic:
         number = -1
         if call.op not in ("send", "recv"):
             number = self._numbers[group.name] = self._numbers.get(group.name, -1) + 1
@@ -144,6 +159,7 @@ class Tracer(LayerObserver, GroupObserver):
         size = sum(array.nbytes for array in arrays)
         now = time.perf_counter()
         entry = Traffic(number, group.name, call.op, call.detail, call.shape, call.dtype, size, place, phase, now, now)
+        entry.axis, entry.members = self._axes.get(group.name, ""), tuple(group.members or ())
         self.traffic.append(entry)
         return entry
 
@@ -154,7 +170,7 @@ class Tracer(LayerObserver, GroupObserver):
 
 
 def caller() -> str:
-    """File and function of the code outside comm and trace that made the current call: "generate.choose"."""
+    """File and function of the code outside comm, trace and pairs that made the current call: "generate.choose"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRANSPARENT):
         frame = frame.f_back

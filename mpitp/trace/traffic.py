@@ -1,7 +1,8 @@
-r"""What tensor parallelism sends, in closed form: from a model's config, the layout and the amount of work alone.
+r"""What a model sends, in closed form: from what its layers say that they send (`Layer.sends`) and the amount of work
+alone.
 
-p ranks, L blocks, t tokens through a pass (b of them through the head of a generating pass), width h, head width d,
-vocabulary v, s bytes an element. A rank hands to a collective, in the plain layout:
+p ranks, t tokens through a pass (b of them through the head of a generating pass), width h, head width d, vocabulary v,
+s bytes an element. A rank hands to a collective, in the plain layout:
 
 | where                       | pass     | collective   | bytes a rank, a pass                                        |
 |-----------------------------|----------|--------------|-------------------------------------------------------------|
@@ -12,7 +13,12 @@ vocabulary v, s bytes an element. A rank hands to a collective, in the plain lay
 | MLP up, attention qkv       | backward | all_reduce   | t h s each, in every block                                  |
 | KV heads on several ranks   | backward | all_reduce   | 2 t d s for each of them, in every block                    |
 | logits, when generating     |          | all_gather   | b v s / p                                                   |
-| next token, when generating |          | broadcast    | 8 b                                                         |
+| between stages (pp)         | both     | send, recv   | t h s, for each chunk of the model that begins or ends there|
+| attention, cp in a ring     | both     | send, recv   | 2 t g d s: keys and values, (p-1) times; gradients p times  |
+| attention, cp over heads    | both     | all_to_all   | t (a+2g) d s and t a d s                                    |
+
+With sequence parallelism each of these all_reduces of t h s becomes a reduce_scatter of t h s there and an all_gather
+of t/p h s, the rank's own tokens, in the pass the other way.
 
 In the invariant layout the sums run over blocks of units in global order (`all_reduce_in_order`), and all ranks
 together hand in one partial a block, whatever p is.
@@ -24,104 +30,160 @@ results back) (n + result) (p-1)/p.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 
-from mpitp.layers.layout import Layout
-from mpitp.layers.partition import share_heads
-from mpitp.models.config import DecoderConfig
+from mpitp.backend.precision import wide_dtype
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Wrapper, walk
+from mpitp.layers.recompute import Recompute
+from mpitp.models.model import EMBEDDING, HEAD, CausalLM
 
 Key = tuple[str, str, str]  # collective, place, pass
+
+_BLOCK = re.compile(r"^blocks\.\d+")
+
+
+def folded(name: str) -> str:
+    """The name of a layer with all blocks told as one: blocks.*.mlp.down."""
+    return _BLOCK.sub("blocks.*", name)
 
 
 @dataclass(slots=True)
 class Work:
-    """How much went through a model: passes and their tokens, forward, through head and loss, and backward."""
+    """How much went through each layer: passes and their tokens, by its name and the kind of pass."""
 
-    passes: int = 0
-    tokens: int = 0
-    head_passes: int = 0
-    head_tokens: int = 0
-    loss_passes: int = 0
-    loss_tokens: int = 0
-    backward_passes: int = 0
-    backward_tokens: int = 0
+    counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, name: str, phase: str, tokens: int) -> None:
         """A pass of so many tokens through the layer `name`."""
-        kind = {
-            ("embedding", "forward"): "",
-            ("head", "forward"): "head_",
-            ("loss", "forward"): "loss_",
-            ("head", "backward"): "backward_",
-        }.get((name, phase))
-        if kind is not None:
-            setattr(self, f"{kind}passes", getattr(self, f"{kind}passes") + 1)
-            setattr(self, f"{kind}tokens", getattr(self, f"{kind}tokens") + tokens)
+        passes, before = self.of(name, phase)
+        self.counts[name, phase] = passes + 1, before + tokens
 
-    def as_dict(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
+    def of(self, name: str, phase: str) -> tuple[int, int]:
+        """Passes through a layer, and their tokens."""
+        return self.counts.get((name, phase), (0, 0))
+
+    @property
+    def passes(self) -> int:
+        """Forward passes through the model."""
+        return self.of("embedding", FORWARD)[0]
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """For JSON: what went into the model, through its head and its loss, and back."""
+        places = [("embedding", FORWARD), (HEAD, FORWARD), ("loss", FORWARD), (HEAD, BACKWARD)]
+        return {f"{n} {phase}": dict(zip(("passes", "tokens"), self.of(n, phase), strict=True)) for n, phase in places}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What all ranks together hand to one kind of collective at one place, and the formula for a rank and a pass."""
 
-    calls: int  # of each rank
+    calls: int  # of the rank that calls most often
     total_bytes: int  # all calls of all ranks
     formula: str
+    axis: str = ""
 
 
-def expected_traffic(
-    config: DecoderConfig, ranks: int, num_blocks: int, itemsize: int, work: Work
-) -> dict[Key, Expected]:
-    """The closed form of all traffic; `num_blocks` 0: the plain layout. Places without a pass are left out."""
-    plain, layers, h, s = not num_blocks, config.num_layers, config.hidden_size, itemsize
-    ordered = "all_reduce sum" if plain else "all_reduce_in_order"
+@dataclass(slots=True)
+class Own:
+    """What one rank calls, and hands in, of one kind at one place: its share, where summands are counted by the group.
+
+    `axis`: along which.
+    """
+
+    calls: int
+    share: Fraction
+    formula: str
+    axis: str
+
+
+def own_traffic(model: CausalLM, work: Work) -> dict[Key, Own]:
+    """This rank's part of the closed form, from its own layers and what has gone through them.
+
+    One rank alone calls its collectives like any other; along an axis of one rank among several nobody calls any.
+    """
+    table: dict[Key, Own] = {}
+    mesh = model.site.mesh
+    for name, layer in walk(model.all_layers()):
+        for send in (each for each in layer.sends() if mesh.sizes[each.axis] > 1 or mesh.world.size == 1):
+            passes, tokens = work.of(name, send.phase)
+            item = wide_dtype(model.dtype).itemsize if send.is_wide else model.dtype.itemsize
+            size = Fraction(send.calls * tokens * send.width * item)
+            if send.summands:
+                size = size * send.summands / mesh.sizes[send.axis]
+            _add(table, (send.op, folded(name), send.phase), Own(send.calls * passes, size, send.formula, send.axis))
+    for op, passes, tokens in _messages(model, work):
+        size = Fraction(tokens * model.config.hidden_size * model.dtype.itemsize)
+        _add(table, (op, f"runner.{'send' if op == 'send' else 'expect'}", ""), Own(passes, size, "t h s", "pp"))
+    return table
+
+
+def _add(table: dict[Key, Own], key: Key, own: Own) -> None:
+    before = table.get(key)
+    if before is None and own.calls:
+        table[key] = own
+    elif before is not None:
+        before.calls, before.share = before.calls + own.calls, before.share + own.share
+
+
+def _messages(model: CausalLM, work: Work) -> Iterator[tuple[str, int, int]]:
+    """What a stage of a pipeline sends and receives: op, how often, and the tokens of all of them.
+
+    Forward what comes into its chunks and goes out of them, backward their gradients; not at the ends of the model.
+    """
+    for chunk in model.chunks if model.site.mesh["pp"].size > 1 else ():
+        first, last = chunk.names[0], chunk.names[-1]
+        if first != EMBEDDING:
+            yield "recv", *_forward_work(model.layers[first], first, work)
+            yield "send", *work.of(first, BACKWARD)
+        if not chunk.ends_in_loss:
+            yield "send", *_forward_work(model.layers[last], last, work)
+            yield "recv", *work.of(last, BACKWARD)
+
+
+def _forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:
+    """Forward passes and their tokens, without those that backward has made again."""
+    passes, tokens = work.of(name, FORWARD)
+    while isinstance(layer, Wrapper):
+        if isinstance(layer, Recompute):
+            again = work.of(name, BACKWARD)
+            passes, tokens = passes - again[0], tokens - again[1]
+        layer = layer.inner
+    return passes, tokens
+
+
+def expected_traffic(model: CausalLM, work: Work, everyones: Sequence[Mapping[Key, Own]]) -> dict[Key, Expected]:
+    """The closed form of all traffic, from every rank's `own_traffic`; `model` and `work`: the first rank's."""
     table: dict[Key, Expected] = {}
-
-    def add(op: str, place: str, phase: str, passes: int, tokens: int, width: int, partials: int, formula: str) -> None:
-        """`partials`: how many arrays [tokens, width] all ranks together hand in."""
-        if passes:
-            table[op, place, phase] = Expected(passes, partials * tokens * width * s, formula)
-
-    def add_sum(
-        place: str, phase: str, passes: int, tokens: int, width: int, blocks: int, formula: str = "t h s"
-    ) -> None:
-        add(ordered, place, phase, passes, tokens, width, ranks if plain else blocks, formula)
-
-    up, up_blocks = ("up", 1) if config.model_type == "gpt2" else ("gate_up", 2)
-    kv_shared = len(share_heads(config.heads, config.kv_heads, 0, ranks, num_blocks).kv_shared)
-    n, t, back, tb = work.passes * layers, work.tokens * layers, work.backward_passes, work.backward_tokens
-    in_blocks, tb_blocks = back * layers, tb * layers
-    add("all_reduce sum", "embedding", "forward", work.passes, work.tokens, h, ranks, "t h s")
-    add_sum("blocks.*.attention.out", "forward", n, t, h, num_blocks)
-    add_sum("blocks.*.mlp.down", "forward", n, t, h, num_blocks)
-    add("all_reduce max", "loss", "forward", work.loss_passes, work.loss_tokens, 1, ranks, "t s")
-    add_sum("loss", "forward", work.loss_passes, work.loss_tokens, 2, num_blocks, "2 t s")
-    add_sum("head", "backward", back, tb, h, num_blocks)
-    add_sum(f"blocks.*.mlp.{up}", "backward", in_blocks, tb_blocks, h, up_blocks * num_blocks)
-    shared_blocks = config.heads // config.kv_heads
-    add_sum("blocks.*.attention", "backward", in_blocks * kv_shared, tb_blocks * kv_shared, 2 * config.head_dim,
-            shared_blocks, "2 t d s")  # fmt: skip
-    add_sum("blocks.*.attention.qkv", "backward", in_blocks, tb_blocks, h, num_blocks + 2 * config.kv_heads)
-    return table | _generation(config, ranks, itemsize, work)
+    for key in dict.fromkeys(key for own in everyones for key in own):
+        parts = [own[key] for own in everyones if key in own]
+        size = sum((part.share for part in parts), start=Fraction(0))
+        calls = max(part.calls for part in parts)
+        table[key] = Expected(calls, int(size), parts[0].formula, parts[0].axis)
+    return table | _generation(model, work)
 
 
-def _generation(config: DecoderConfig, ranks: int, itemsize: int, work: Work) -> dict[Key, Expected]:
-    """Gathered logits and broadcast tokens: of the passes that went through the head and not on to a loss."""
-    passes, rows = work.head_passes - work.loss_passes, work.head_tokens - work.loss_tokens
+def letters(model: CausalLM, work: Work) -> dict[str, float]:
+    """What the letters of the formulas stand for; t, and b of generating passes, are means of the forward ones."""
+    (passes, tokens), (_, heads) = work.of("embedding", FORWARD), work.of(HEAD, FORWARD)
+    config, each = model.config, max(passes, 1)
+    rows = {"t": tokens / each} | ({"b": heads / each} if _generation(model, work) else {})
+    sizes = {"h": config.hidden_size, "d": config.head_dim, "v": config.vocab_size}
+    return {**rows, **sizes, "p": model.site.tp.size, "s": model.dtype.itemsize}
+
+
+def _generation(model: CausalLM, work: Work) -> dict[Key, Expected]:
+    """Gathered logits: of the passes that went through the head and not on to a loss."""
+    (head_passes, head_rows), (loss_passes, loss_rows) = work.of(HEAD, FORWARD), work.of("loss", FORWARD)
+    passes, rows = head_passes - loss_passes, head_rows - loss_rows
     if not passes:
         return {}
+    logits = rows * model.config.vocab_size * model.dtype.itemsize
     return {
-        ("all_gather", "model.gather_logits", ""): Expected(passes, rows * config.vocab_size * itemsize, "b v s / p"),
-        ("broadcast", "generate.choose", ""): Expected(passes, ranks * rows * 8, "8 b"),
+        ("all_gather", "layered.gather_logits", ""): Expected(passes, logits, "b v s / p"),
     }
-
-
-def of_layout(config: DecoderConfig, layout: Layout, itemsize: int, work: Work) -> dict[Key, Expected]:
-    """The closed form for a model on this layout."""
-    return expected_traffic(config, layout.group.size, layout.num_blocks, itemsize, work)
 
 
 def wire_bytes(op: str, ranks: int, given: float, result: float) -> float:

@@ -3,125 +3,131 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpitp import __version__
+from mpitp.backend.accelerator import accelerator_in_use
+from mpitp.backend.precision import wide_dtype
+from mpitp.checkpoint.existing import checkpoints, find_damage, newest_whole, read_state, set_aside
+from mpitp.checkpoint.hf import NamedModel
+from mpitp.checkpoint.manifest import FORMAT
 from mpitp.checkpoint.together import on_first_rank, together
-from mpitp.checkpoint.training import (
-    FORMAT,
-    BackgroundSave,
-    Contents,
-    Save,
-    checkpoints,
-    find_damage,
-    frozen,
-    load_arrays,
-    newest_whole,
-    read_state,
-    set_aside,
-)
+from mpitp.checkpoint.training import ArraysAs, BackgroundSave, Contents, Save, frozen, load_arrays
 from mpitp.comm.group import Group
 from mpitp.config import SECTIONS, RunConfig
+from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, FileError
-from mpitp.files import os_failure, write_file
-from mpitp.models.config import DecoderConfig, file_key
-from mpitp.models.model import CausalLM
+from mpitp.layers.param import Param
+from mpitp.models.any_config import AnyConfig
+from mpitp.models.config import file_key
+from mpitp.models.layered import LayeredModel
+from mpitp.models.names import HfPiece
 from mpitp.optim.adamw import AdamW
-from mpitp.train.setup import RunData
+from mpitp.train.directory import CHECKPOINTS, Plan, RunDirectory
+from mpitp.train.facts import flat, plain
+from mpitp.train.finite import refuse_spoilt
+from mpitp.train.log import check_log
+from mpitp.train.task import Task
 
 # What a resumed run may change; everything else decides what the numbers mean.
 MAY_CHANGE = (
     "train.steps", "train.run_dir", "train.device", "train.eval_every", "train.log_every", "train.overwrite",
-    "train.signals", "train.stop_after", "train.watchdog", "train.micro_batch_size", "train.invariant",
-    "train.invariant_blocks", "model.from", "model.config", "model.save_dtype", "data.train", "data.valid",
-    "data.valid_sequences", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.cp", "optim.lr", "optim.clip_norm",
+    "train.signals", "train.stop_after", "train.watchdog", "train.micro_batch_size", "train.recompute",
+    "train.invariant", "train.invariant_blocks", "model.from", "model.config", "model.save_dtype", "data.train",
+    "data.valid", "data.valid_sequences", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.cp", "mesh.cp_form",
+    "mesh.sequence_parallel", "mesh.schedule", "mesh.chunks", "mesh.stages",
+    "optim.lr", "optim.clip_norm", "optim.zero", "optim.bucket_mib",
     "optim.weight_decay", "optim.warmup_steps", "optim.schedule", "optim.min_lr", "checkpoint.every", "checkpoint.keep",
     "checkpoint.background",
 )  # fmt: skip
 
 
-METRICS = "metrics.jsonl"  # the loss log in the run directory
-
-
 class RunCheckpoints:
     """Saves and finds the checkpoints of the run in `config.train.run_dir`."""
 
-    def __init__(self, config: RunConfig, decoder: DecoderConfig, data: RunData, group: Group) -> None:
-        self.config, self.decoder, self.data, self.group = config, decoder, data, group
-        self.root = checkpoint_root(config)
+    def __init__(self, config: RunConfig, task: Task, group: Group) -> None:
+        self.config, self.task, self.group = config, task, group
+        self.model_config = task.model_config
+        self.directory = RunDirectory(config)
+        self.root = self.directory.checkpoints
         self.slowest_seconds = 0.0  # from the beginning of a save until it was published
         self._background: BackgroundSave | None = None
         self._last: Save | None = None
         self._saved_step = 0
+        self.tell = self._say  # lines while the run goes on, which has a place of its own for them
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint belongs after `step`."""
         every = self.config.checkpoint.every
         return bool(every) and (step % every == 0 or step == self.config.train.steps)
 
-    def save(self, step: int, model: CausalLM, optimizer: AdamW, *, wait: bool = False) -> float:
+    def save(
+        self, step: int, model: LayeredModel, optimizer: AdamW, *, log_lines: int = 0, wait: bool = False
+    ) -> float:
         """Save after `step`; the seconds for which training stood still. A collective.
 
-        With `[checkpoint] background`, only the state is copied now, unless `wait`.
+        With `[checkpoint] background`, only the state is copied now, unless `wait`. `log_lines`: that the log has now,
+        as the first rank knows it.
         """
         started = time.perf_counter()
         self.finish()
         if self._saved_step == step:
             return time.perf_counter() - started
+        refuse_spoilt(optimizer, step, self.group)
         background = self.config.checkpoint.background and not wait
-        contents = self._contents(step, model, optimizer)
+        contents = self._contents(step, model, optimizer, log_lines)
         contents = frozen(contents) if background else contents
         save = Save(self.root, step, contents, self.group, self.config.checkpoint.keep)
         if background:
             self._background = BackgroundSave(save)
         else:
             save.run()
-            self._last = save
-            self._took(time.perf_counter() - started)
+            self._published(save, time.perf_counter() - started)
         self._saved_step = step
         return time.perf_counter() - started
 
     def advance(self, *, wait: bool = False) -> None:
         """Move a save in the background on; call it at every step's boundary. A collective while one is under way."""
         if self._background is not None and self._background.advance(wait=wait):
-            self._took(self._background.seconds)
-            self._last, self._background = self._background.save, None
+            self._published(self._background.save, self._background.seconds)
+            self._background = None
 
     def finish(self) -> None:
         """Wait for a save in the background, and until old ones are gone. A collective while one is under way."""
         self.advance(wait=True)
         if self._last is not None:
-            self._last.wait_for_removal()
+            for line in self._last.wait_for_removal():
+                self.tell(line)
+            self._last = None
 
-    def resume(self, wish: str, model: CausalLM, optimizer: AdamW) -> int:
+    def resume(self, wish: str, plan: Plan, model: LayeredModel, optimizer: AdamW) -> int:
         """Load the checkpoint that `wish` names ("auto": the newest whole one); its step, 0 when "auto" finds none."""
         path = self._chosen(wish)
         if path is None:
             return 0
         state = together(self.group, lambda: read_state(path))
+        if plan.goes_on:
+            on_first_rank(self.group, lambda: check_log(self.directory.log, state["step"], _log_lines(state), path))
         changes = compare_states(state, self._state(state["step"]), path)
         for line in changes:
             self._say(f"resuming with another {line}")
-        together(self.group, lambda: load_arrays(path, model, _moments(optimizer)))
-        optimizer.steps_done = self._saved_step = state["step"]
+        together(self.group, lambda: load_arrays(path, exact_weights(model, optimizer), _moments(optimizer)))
+        optimizer.round_masters()
+        optimizer.loss_scale.restore(state.get("loss_scale"))
+        self._saved_step = state["step"]
+        optimizer.steps_done = state["step"] - optimizer.loss_scale.skipped
         self._set_aside_after(state["step"])
         self._say(f"resumed from {path} after step {state['step']}")
         return int(state["step"])
 
     def _chosen(self, wish: str) -> Path | None:
         if wish != "auto":
-            damage = find_damage(Path(wish), self.group)
-            if damage is not None:
-                raise FileError(
-                    f"{wish} can't be resumed from: {damage}. (To start a new run from a model's weights, name its "
-                    "directory as model.from.)"
-                )
-            return Path(wish)
+            return self._named(Path(wish))
         path = newest_whole(self.root, self.group, self._say)
         damaged = on_first_rank(self.group, lambda: checkpoints(self.root)) if path is None else []
         if damaged and not self.config.train.overwrite:
@@ -132,6 +138,18 @@ class RunCheckpoints:
         if damaged:
             self._set_aside_after(0)
         return path
+
+    def _named(self, path: Path) -> Path:
+        """The checkpoint at `path`, or the newest whole one of a run's `checkpoints`, or of a run's directory."""
+        folder = on_first_rank(self.group, lambda: _folder_of_checkpoints(path))
+        damage = find_damage(path, self.group) if folder is None else "none of its checkpoints is whole"
+        found = path if folder is None else newest_whole(folder, self.group, self._say)
+        if found is None or (folder is None and damage is not None):
+            raise FileError(
+                f"{path} can't be resumed from: {damage}. (To start a new run from a model's weights, name its "
+                "directory as model.from.)"
+            )
+        return found
 
     def _set_aside_after(self, step: int) -> None:
         """Rename this run's checkpoints of later steps: they are damaged, or of steps that will be taken again."""
@@ -144,24 +162,26 @@ class RunCheckpoints:
         for path in on_first_rank(self.group, rename):
             self._say(f"{path} is of a later step than the one resumed from; it is now aside-{path.name}")
 
-    def _took(self, seconds: float) -> None:
-        self.slowest_seconds = max(self.slowest_seconds, seconds)
+    def _published(self, save: Save, seconds: float) -> None:
+        self._last, self.slowest_seconds = save, max(self.slowest_seconds, seconds)
+        if self.group.rank == 0:
+            self.directory.has_saved()
 
-    def _contents(self, step: int, model: CausalLM, optimizer: AdamW) -> Contents:
-        generation = {"eos_token_id": list(self.decoder.eos_ids)} if self.decoder.eos_ids else None
+    def _contents(self, step: int, model: LayeredModel, optimizer: AdamW, log_lines: int) -> Contents:
+        generation = {"eos_token_id": list(self.model_config.eos_ids)} if self.model_config.eos_ids else None
         return Contents(
-            model=model,
+            model=exact_weights(model, optimizer),
             moments=_moments(optimizer),
-            dtype=self.config.model.dtype,
-            config=self.decoder.hf,
-            state=self._state(step),
+            dtype=str(wide_dtype(model.dtype)),
+            config=self.model_config.hf,
+            state=self._state(step) | {"log_lines": log_lines} | _scaling(optimizer),
             documents={"generation_config.json": generation},
-            files=self.data.tokenizer.files,
-            companions=(Path(self.config.train.run_dir) / METRICS,),
+            files=self.task.files,
+            companions=(self.directory.log,),
         )
 
     def _state(self, step: int) -> dict[str, Any]:
-        run = _plain(dataclasses.asdict(self.config))
+        run = plain(dataclasses.asdict(self.config))
         run["train"]["global_batch_size"] = self.config.global_batch_size  # 0 follows what may change
         return {
             "format": FORMAT,
@@ -169,29 +189,45 @@ class RunCheckpoints:
             "step": step,
             "samples_seen": step * self.config.global_batch_size,
             "seed": self.config.train.seed,
-            "data_sha256": self.data.train.tokens.manifest.sha256,
-            "model": _model_facts(self.decoder),
+            "data_sha256": self.task.sha256,
+            "model": _model_facts(self.model_config),
             "run": run,
+            "arithmetic": arithmetic(),
         }
 
     def _say(self, line: str) -> None:
         if self.group.rank == 0:
-            _notice(line)
+            tell([line])
 
 
-def checkpoint_root(config: RunConfig) -> Path:
-    """Where a run's checkpoints lie."""
-    return Path(config.train.run_dir) / "checkpoints"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Updated:
+    """What an optimizer updates, under the model's names in the files."""
+
+    model: LayeredModel
+    optimizer: AdamW
+
+    def named_params(self) -> Iterator[tuple[str, Param]]:
+        """The optimizer's parameters: the model's, or this rank's rows of them."""
+        return iter(self.optimizer.params)
+
+    def hf_pieces(self) -> Mapping[tuple[str, str], HfPiece]:
+        """The model's own table."""
+        return self.model.hf_pieces()
 
 
 def compare_states(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> list[str]:
     """What differs and may, as lines for people. Raises ConfigError listing what differs and may not."""
-    old, new = _flat(saved), _flat(wanted)
-    ignored = ("mpitp", "run.model.fields", "samples_seen")
+    old, new = flat(saved), flat(wanted)
+    ignored = ("mpitp", "run.model.fields", "samples_seen", "log_lines", "loss_scale")
     allowed: list[str] = []
     refused: list[str] = []
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name) or name.startswith(ignored) or _is_new_default(name, old, new):
+            continue
+        if name.startswith("arithmetic."):  # it changes the last bits alone; earlier versions don't tell
+            if name in old:
+                allowed.append(f"{name.partition('.')[2]}: {old[name]}, now {new.get(name, 'not there')}")
             continue
         key = _user_s_key(name, wanted)
         line = f"{key}: {_word(old, name)}, now {_word(new, name)}"
@@ -212,25 +248,6 @@ def _user_s_key(name: str, state: Mapping[str, Any]) -> str:
     return name.removeprefix("run.")
 
 
-def truncate_metrics(path: Path, step: int) -> None:
-    """Leave out the lines of steps after `step`: they belong to steps that are lost and will be taken again."""
-    temporary = path.with_suffix(".new")
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        kept = [line for line in text.split("\n") if _step_of(line) <= step]
-        write_file(temporary, "".join(f"{line}\n" for line in kept))
-        temporary.rename(path)
-    except OSError as error:
-        raise os_failure("write", path, error) from error
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a line cut short when the run was killed
-        return float("inf")
-
-
 def _is_new_default(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether a key of the run file is younger than the checkpoint, and says what was so before it existed."""
     section, _, key = name.removeprefix("run.").rpartition(".")
@@ -238,11 +255,23 @@ def _is_new_default(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
         return False
     fields: Any = dataclasses.fields(SECTIONS[section])  # type: ignore[arg-type]
     defaults = {field.name.rstrip("_"): field.default for field in fields}
-    return key in defaults and new.get(name) == _plain(defaults[key])
+    return key in defaults and new.get(name) == plain(defaults[key])
 
 
 def _word(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not there"
+
+
+def _scaling(optimizer: AdamW) -> dict[str, Any]:
+    scale = optimizer.loss_scale
+    return {"loss_scale": scale.state()} if scale.is_dynamic else {}
+
+
+def exact_weights(model: LayeredModel, optimizer: AdamW) -> NamedModel:
+    """What the optimizer updates of the model, this rank's rows of it, with the masters in the place of what is stored
+    in 16 bits. All ranks' together are the model.
+    """
+    return ArraysAs(Updated(model, optimizer), {name: optimizer.weights(name, p) for name, p in optimizer.params})
 
 
 def _moments(optimizer: AdamW) -> dict[str, dict[str, Any]]:
@@ -253,24 +282,31 @@ def _moments(optimizer: AdamW) -> dict[str, dict[str, Any]]:
     }
 
 
-def _model_facts(decoder: DecoderConfig) -> dict[str, Any]:
-    return _plain({f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder) if f.name != "hf"})
+def arithmetic() -> dict[str, str]:
+    """What the last bits depend on beside model, data and layout."""
+    from threadpoolctl import threadpool_info  # importing it sets an environment variable
+
+    blas = {
+        " ".join(str(pool.get(key) or "") for key in ("internal_api", "version", "architecture")).strip()
+        for pool in threadpool_info()
+        if pool["user_api"] == "blas"
+    }
+    return {"accelerator": accelerator_in_use(), "NumPy": np.__version__, "BLAS": ", ".join(sorted(blas))}
 
 
-def _plain(value: Any) -> Any:
-    """As JSON will give it back: tuples as lists, dataclasses as dictionaries."""
-    return json.loads(json.dumps(value, default=dataclasses.asdict))
+def _model_facts(decoder: AnyConfig) -> dict[str, Any]:
+    return plain({f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder) if f.compare})
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested dictionaries as {"a.b.c": value}; the field `from_` as its key `from`."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{name}.{key.rstrip('_')}" if name else key.rstrip("_"))
-    return flat
+def _log_lines(state: Mapping[str, Any]) -> int:
+    """Lines that the log had when the checkpoint was saved; checkpoints of an earlier version don't tell."""
+    lines = state.get("log_lines", 0)
+    return lines if type(lines) is int else 0
 
 
-def _notice(line: str) -> None:
-    print(f"mpitp: {line}", file=sys.stderr, flush=True)
+def _folder_of_checkpoints(path: Path) -> Path | None:
+    """The folder whose newest checkpoint is meant where `path` names no checkpoint itself; None: it must be one."""
+    for folder in (path, path / CHECKPOINTS):
+        if checkpoints(folder):
+            return folder
+    return None

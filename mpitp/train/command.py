@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
-from mpitp.config import RunConfig, key_table, load_run_config
-from mpitp.errors import Preempted
+from mpitp.comm.environment import launch_claim
+from mpitp.config import RunConfig, key_table
+from mpitp.errors import Preempted, UsageError
+from mpitp.paths import path_option
+from mpitp.run_file import load_run_config
 
 if TYPE_CHECKING:
     from mpitp.backend.device import Device
@@ -14,8 +18,8 @@ if TYPE_CHECKING:
     from mpitp.train.run import RunResult
 
 _DESCRIPTION = """\
-Train a model as a TOML file says, from scratch or from a Hugging Face directory, on any number of ranks. A progress bar
-goes to stderr, one JSON object a step to RUN_DIR/metrics.jsonl; at the end RUN_DIR/model is a Hugging Face directory
+Train a model as a TOML file says, from scratch or from a Hugging Face directory, on any number of ranks. Progress goes
+to stderr, one JSON object a step to RUN_DIR/metrics.jsonl; at the end RUN_DIR/model is a Hugging Face directory
 with its tokenizer."""
 
 _EXAMPLE = """\
@@ -51,15 +55,19 @@ keys of the run file, with defaults:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp train`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE + key_table()
-    parser.add_argument("run_file", metavar="RUN.TOML", help="the run file")
+    parser.add_argument("run_file", type=path_option, metavar="RUN.TOML", help="the run file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one key, e.g. train.steps=100"
     )
     parser.add_argument(
-        "--resume", metavar="auto|DIR", help="go on from a checkpoint; auto: the newest whole one, if there is one"
+        "--resume",
+        type=path_option,
+        metavar="auto|DIR",
+        help="go on from a checkpoint, or the newest of a folder of them; auto: the run's newest whole one, or begin",
     )
     parser.add_argument(
         "--trace",
+        type=path_option,
         metavar="OUT.JSON",
         help="write a timeline of all ranks, print the communication ledger (mpitp trace)",
     )
@@ -70,14 +78,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; every rank runs this, rank 0 prints the result."""
-    config = load_run_config(args.run_file, args.set)
+    config = load_run_config(args.run_file, args.set, ranks=launch_claim(os.environ).size)
 
+    if args.trace and config.task.kind != "text":
+        raise UsageError(
+            f"--trace follows models that continue text; leave it out with task.kind = {config.task.kind!r}"
+        )
+    from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
+    from mpitp.train.facts import run_facts
     from mpitp.train.run import train
     from mpitp.train.stop import StopSignals
 
     with StopSignals(config.train.signals) as stop:  # before MPI starts, which can take its time on many nodes
         world, device = start_job(config.train.device, invariant=config.train.invariant)
+        agree(world, lambda: run_facts(config) | call_facts("train", args, ["run_file", "set"]))
         options: dict[str, Any] = {"resume": args.resume, "debug_collectives": args.debug_collectives, "stop": stop}
         if args.trace:
             _train_traced(config, world, device, args.trace, options)
@@ -89,25 +104,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_traced(config: RunConfig, world: Group, device: Device, path: str, options: dict[str, Any]) -> None:
-    """Train with stand-ins around group, layers and optimizer; write what they saw, of a preempted run too."""
+    """Train with an observer around group, layers and optimizer; write what it saw, of a preempted run too."""
+    from mpitp.models.model import CausalLM
     from mpitp.trace.timeline import check_writable, finish
     from mpitp.trace.tracer import Tracer
     from mpitp.train.run import TrainLoop, train
+    from mpitp.train.traffic import NORM, OPTIMIZER, replica_traffic
 
     check_writable(path)
-    tracer = Tracer()
+    tracer, reductions = Tracer(), []
 
     def observe(loop: TrainLoop) -> None:
+        reductions.append(loop.train_step.reduction)
+        assert isinstance(loop.model, CausalLM), "another kind has been refused"
         tracer.attach(loop.model)
-        loop.train_step.grad_norm = tracer.timed("gradient norm", loop.train_step.grad_norm)  # type: ignore[assignment]
-        loop.optimizer.step = tracer.timed("optimizer", loop.optimizer.step)  # type: ignore[method-assign]
+        loop.train_step.grad_norm = tracer.timed(NORM, loop.train_step.grad_norm)  # type: ignore[assignment]
+        loop.optimizer.step = tracer.timed(OPTIMIZER, loop.optimizer.step)  # type: ignore[method-assign]
 
     try:
         result = train(config, tracer.watch(world), device, observe=observe, **options)
     except Preempted:
-        finish(tracer, world, path, "train")
+        finish(tracer, world, path, "train", replica_traffic(reductions[0], tracer))
         raise
-    trace = finish(tracer, world, path, "train")
+    trace = finish(tracer, world, path, "train", replica_traffic(reductions[0], tracer))
     if world.rank == 0:
         print(f"{_summary(result)}\n\n{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev")
 
@@ -117,4 +136,5 @@ def _summary(result: RunResult) -> str:
     if result.first_loss is not None and result.last_loss is not None:
         losses = f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"
     held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"
+    held_out += "" if result.valid_accuracy is None else f", accuracy {result.valid_accuracy:.4f}"
     return f"{losses}{held_out}; model in {result.model_directory}"

@@ -1,4 +1,4 @@
-"""What a run tells: one JSON object a step in metrics.jsonl, and a progress bar for people. Rank 0 alone does both."""
+"""What a run tells: one JSON object a step in metrics.jsonl, and how far it is for people. Rank 0 alone does both."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tqdm import tqdm
-
-from mpitp.error_stream import ErrorStream
 from mpitp.files import os_failure
+from mpitp.progress_bar import ProgressBar, progress_bar
+from mpitp.train.log import count_lines
 
 
 class Metrics:
-    """Writes metrics.jsonl line by line (each line whole and flushed) and moves the progress bar on stderr."""
+    """Writes metrics.jsonl line by line (each line whole and flushed) and moves the progress bar on stderr.
+
+    `num_lines`: how many lines the log has; 0 on ranks that say nothing.
+    """
 
     def __init__(self, path: Path | None, steps: int, first_step: int = 0) -> None:
         """`path` None: this rank says nothing."""
         self._file = None
-        self._bar: tqdm[Any] | None = None
-        self._stream = ErrorStream()
+        self._bar: ProgressBar | None = None
+        self.num_lines = 0
         if path is None:
             return
         try:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
         except OSError as error:
             raise os_failure("write", path, error) from error
-        self._bar = tqdm(
-            total=steps, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.3
-        )
+        self.num_lines = count_lines(path)
+        self._bar = progress_bar("training", " steps", steps, first=first_step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one object. Raises FileError when it can't be written (a full disk)."""
@@ -41,17 +42,22 @@ class Metrics:
             self._file.flush()
         except OSError as error:
             raise os_failure("write", self._file.name, error) from error
+        self.num_lines += 1
+
+    def begin_again(self) -> None:
+        """The log has been emptied: this run's first line comes next."""
+        self.num_lines = 0
 
     def show(self, **facts: str) -> None:
-        """Advance the bar by one step and show these facts beside it."""
+        """One more step is done; show these facts beside it."""
         if self._bar is not None:
-            self._bar.set_postfix(facts, refresh=False)
+            self._bar.show(facts)
             self._bar.update()
 
     def say(self, line: str) -> None:
-        """A line above the bar."""
+        """A line of its own."""
         if self._bar is not None:
-            self._bar.write(line, file=self._stream)
+            self._bar.say(line)
 
     def __enter__(self) -> Metrics:
         return self

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mpitp.backend.device import Device
-from mpitp.checkpoint.load import load_config, load_model
+from mpitp.checkpoint.load import ModelSource, load_config
+from mpitp.checkpoint.together import gather_together, together
 from mpitp.comm.group import Group
 from mpitp.comm.mesh import Mesh, make_mesh
 from mpitp.config import DropoutSection, RunConfig
@@ -18,14 +20,20 @@ from mpitp.data.token_file import TokenFile
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.errors import ConfigError
 from mpitp.files import read_json
-from mpitp.layers.layout import choose_blocks
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.site import Site, choose_blocks, make_site
+from mpitp.models.any_config import AnyConfig
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
-from mpitp.models.model import CausalLM
-from mpitp.models.registry import config_from_hf, new_model
+from mpitp.models.ends import TOKENIZER, with_ends
+from mpitp.models.layered import LayeredModel
+from mpitp.models.registry import config_from_hf
+from mpitp.models.stages import Cutting
 from mpitp.optim.adamw import AdamWSettings
+from mpitp.optim.dealt_weights import WithDealtWeights
+from mpitp.optim.reduction import Reduction, make_reduction
 from mpitp.optim.schedule import Schedule
+from mpitp.train.deal import ALONE, Deal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +63,24 @@ def open_data(config: RunConfig) -> RunData:
     return RunData(train, Sampler(held_out, data.seq_len, seed=None), tokens.load_tokenizer())
 
 
-def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
-    """The model's config: of the directory to start from, of a config.json, or of the run file's own fields."""
+def check_texts(group: Group, data: RunData) -> None:
+    """Raise FileError on all ranks where a token file isn't what its manifest says. A collective.
+
+    The ranks that see the same file share the reading; a copy on a disk of a node's own is read by that node's ranks.
+    """
+    for sampler in (data.train, data.valid):
+        if sampler is not None:
+            tokens = sampler.tokens
+            seen = gather_together(group, tokens.identity)
+            alike = [rank for rank, identity in enumerate(seen) if identity == seen[group.rank]]
+            together(group, partial(tokens.check_share, alike.index(group.rank), len(alike)))
+
+
+def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
+    """The model's config: of the directory to start from, of a config.json, or of the run file's own fields.
+
+    `data` None: the text isn't there yet; what it decides must be told, and isn't checked.
+    """
     section = config.model
     if section.from_ is not None:
         decoder = load_config(section.from_)
@@ -64,8 +88,13 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
         decoder = _config_from_file(Path(section.config))
     else:
         decoder = _config_from_fields(section.fields, data)
-    decoder = dataclasses.replace(decoder, dropouts=_dropouts(decoder.dropouts, section.dropout))
-    if data.vocab_size > decoder.vocab_size:
+    decoder = dataclasses.replace(decoder, dropouts=dropouts_of(decoder.dropouts, section.dropout))
+    if decoder.grouping is not None:
+        raise ConfigError(
+            f"the model's weights are rounded to {decoder.grouping.bits} bits: they can't be trained; "
+            "train the model in floats, and round the result (mpitp convert --weights)"
+        )
+    if data is not None and data.vocab_size > decoder.vocab_size:
         raise ConfigError(
             f"the text was prepared with a vocabulary of {data.vocab_size}, the model has {decoder.vocab_size}; "
             "prepare it with the model's own tokenizer: mpitp data prepare --tokenizer DIR"
@@ -75,43 +104,110 @@ def model_config(config: RunConfig, data: RunData) -> DecoderConfig:
             f"data.seq_len={config.data.seq_len} exceeds the model's {decoder.key('max_positions')}="
             f"{decoder.max_positions}; lower it or choose a model with more positions"
         )
-    return decoder
+    return decoder if data is None else with_ends(decoder, TOKENIZER, data.tokenizer.eos_ids)
 
 
 def run_mesh(config: RunConfig, world: Group) -> Mesh:
     """The mesh that the run file asks for. Raises ConfigError when the job has another number of ranks."""
-    return make_mesh(world, config.mesh.tp, config.mesh.pp, config.mesh.dp, config.mesh.cp)
+    return make_mesh(world, mesh_sizes(config))
 
 
-def make_model(config: RunConfig, decoder: DecoderConfig, world: Group, device: Device) -> CausalLM:
-    """The model laid over the run's mesh, with loaded or fresh weights."""
-    mesh = run_mesh(config, world)
+def mesh_sizes(config: RunConfig) -> dict[str, int]:
+    """The axes of the run file."""
+    return {axis: getattr(config.mesh, axis) for axis in ("pp", "dp", "cp", "tp")}
+
+
+def run_site(config: RunConfig, decoder: AnyConfig, world: Group, device: Device) -> Site:
+    """What the run file lays its model on."""
+    return site_on(config, decoder, run_mesh(config, world), device)
+
+
+def site_on(config: RunConfig, decoder: AnyConfig, mesh: Mesh, device: Device) -> Site:
+    """The same on a mesh."""
     blocks = choose_blocks(config.train.invariant, config.train.invariant_blocks, decoder.heads)
-    dtype = config.model.dtype
-    if config.model.from_ is not None:
-        return load_model(
-            config.model.from_, mesh.tp, dtype=dtype, device=device, invariant_blocks=blocks, config=decoder
-        )
-    return new_model(decoder, mesh.tp, seed=config.train.seed, dtype=dtype, device=device, invariant_blocks=blocks)
+    return make_site(
+        mesh,
+        dtype=config.model.dtype,
+        device=device,
+        invariant_blocks=blocks,
+        sequence_parallel=config.mesh.sequence_parallel,
+        cp_form=config.mesh.cp_form,
+    )
 
 
-def step_batches(config: RunConfig, decoder: DecoderConfig, sampler: Sampler, step: int) -> list[Batch]:
-    """The microbatches of optimizer step `step` (from 1): samples (step-1) * global batch size and on, each once."""
+def run_source(config: RunConfig, decoder: DecoderConfig) -> ModelSource:
+    """The run's model with loaded or fresh weights, to be made on a site."""
+    directory = None if config.model.from_ is None else Path(config.model.from_)
+    return ModelSource(
+        decoder,
+        directory,
+        config.train.seed,
+        cutting=Cutting(config.mesh.num_chunks, config.mesh.stages),
+        deals_weights=config.optim.zero == 3,
+        recompute=config.train.recompute,
+    )
+
+
+def run_reduction(config: RunConfig, model: LayeredModel) -> Reduction:
+    """How the gradients of the run's replicas become one."""
+    if config.optim.zero == 3:
+        return WithDealtWeights(model)
+    return make_reduction(model, config.optim.zero, int(config.optim.bucket_mib * (1 << 20)))
+
+
+def step_batches(
+    config: RunConfig, decoder: DecoderConfig, sampler: Sampler, step: int, deal: Deal = ALONE
+) -> list[Batch]:
+    """This rank's microbatches of optimizer step `step` (from 1). All ranks' together hold samples (step-1) * global
+    batch size and on, each once.
+    """
     size, micro = config.global_batch_size, config.train.micro_batch_size
     has_dropout = any(dataclasses.astuple(decoder.dropouts))
     batches = []
-    for first in range(0, size, micro):
-        places = range(first, first + micro)
-        state = DropoutState(config.train.seed, step, tuple(places)) if has_dropout else None
-        batches.append(Batch.of_rows(*sampler.batch([(step - 1) * size + place for place in places]), dropout=state))
+    for number in deal.of(num_microbatches(config)):
+        places = range(number * micro, min((number + 1) * micro, size))
+        state = DropoutState(config.train.seed, step) if has_dropout else None
+        tokens, targets = sampler.batch([(step - 1) * size + place for place in places])
+        batches.append(Batch.of_rows(tokens, targets, state, samples=places).cut(*deal.piece))
     return batches
 
 
-def held_out_batches(config: RunConfig, sampler: Sampler) -> list[Batch]:
-    """The first `valid_sequences` windows of the held-out text (0: all), in microbatches."""
+def num_microbatches(config: RunConfig) -> int:
+    """Of a step, on all ranks together."""
+    return -(-config.global_batch_size // config.train.micro_batch_size)
+
+
+def held_out_batches(config: RunConfig, sampler: Sampler, deal: Deal = ALONE) -> Iterator[Batch]:
+    """This rank's of the first `valid_sequences` windows of the held-out text (0: all), in microbatches, each made when
+    it is due.
+    """
     wanted = config.data.valid_sequences or sampler.num_windows
     samples, micro = range(min(wanted, sampler.num_windows)), config.train.micro_batch_size
-    return [Batch.of_rows(*sampler.batch(samples[first : first + micro])) for first in range(0, len(samples), micro)]
+    for number in deal.of(-(-len(samples) // micro)):
+        yield Batch.of_rows(*sampler.batch(samples[number * micro : (number + 1) * micro])).cut(*deal.piece)
+
+
+def run_notices(config: RunConfig, data: RunData) -> list[str]:
+    """Lines on what would make a user wonder about the numbers of a run that is otherwise in order."""
+    lines = []
+    size, windows, steps = config.global_batch_size, data.train.num_windows, config.train.steps
+    if windows < size:
+        lines.append(
+            f"a step takes {size} sequences, but {config.data.train} has only {windows} of data.seq_len="
+            f"{config.data.seq_len} tokens: a step shows each about {size / windows:.3g} times, and {steps} steps are "
+            f"{steps * size / windows:.3g} epochs"
+        )
+    if num_microbatches(config) < config.mesh.dp:
+        lines.append(
+            f"a step has {num_microbatches(config)} microbatches for mesh.dp={config.mesh.dp} replicas: the others "
+            "have nothing to do; a smaller train.micro_batch_size or a larger train.global_batch_size gives them work"
+        )
+    if config.optim.warmup_steps > steps:
+        lines.append(
+            f"optim.warmup_steps={config.optim.warmup_steps} is more than train.steps={steps}: the learning rate ends "
+            f"at {schedule(config).at(steps):.3g}, and optim.lr={config.optim.lr:.3g} is never reached"
+        )
+    return lines
 
 
 def optimizer_settings(config: RunConfig) -> AdamWSettings:
@@ -134,16 +230,18 @@ def _config_from_file(path: Path) -> DecoderConfig:
         raise ConfigError(str(error).replace("config.json", str(path), 1)) from error
 
 
-def _config_from_fields(fields: Mapping[str, Any], data: RunData) -> DecoderConfig:
+def _config_from_fields(fields: Mapping[str, Any], data: RunData | None) -> DecoderConfig:
     """The config of the run file's own fields; errors speak of the run file's section."""
     try:
-        return config_from_hf(_with_defaults(fields, data))
+        return config_from_hf(_with_defaults(fields, data), own=fields)
     except ConfigError as error:
         raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
 
 
-def _with_defaults(fields: Mapping[str, Any], data: RunData) -> dict[str, Any]:
+def _with_defaults(fields: Mapping[str, Any], data: RunData | None) -> dict[str, Any]:
     """The run file's fields, with what the tokenizer knows: vocabulary size and special tokens."""
+    if data is None:
+        return dict(fields)
     known = {
         "vocab_size": data.vocab_size,
         "bos_token_id": data.tokenizer.bos_id,
@@ -152,7 +250,7 @@ def _with_defaults(fields: Mapping[str, Any], data: RunData) -> dict[str, Any]:
     return known | dict(fields)
 
 
-def _dropouts(model: Dropouts, section: DropoutSection) -> Dropouts:
+def dropouts_of(model: Dropouts, section: DropoutSection) -> Dropouts:
     """The model's rates, replaced where the run file names one."""
     return Dropouts(
         embedding=model.embedding if section.embd is None else section.embd,

@@ -2,22 +2,28 @@
 
     loss = sum over microbatches of summed losses / number of targets in the whole step
 
-so that gradient accumulation over 4 microbatches of 1 gives what 1 microbatch of 4 gives: every target weighs the same.
+so that gradient accumulation over 4 microbatches of 1 gives what 1 microbatch of 4 gives: every target weighs the same,
+whatever rank has it. Losses of microbatches are added by one correctly rounded sum, in whatever order they come.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mpitp.comm.group import Group
 from mpitp.errors import ConfigError, NumericError
+from mpitp.layers.shards import ranks_along
+from mpitp.layers.site import DATA_AXES
 from mpitp.models.batch import Batch
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
+from mpitp.models.runner import PlainRunner, Runner
 from mpitp.optim.adamw import AdamW
 from mpitp.optim.grad_norm import GradNorm
+from mpitp.optim.reduction import Reduction, make_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +33,101 @@ class StepResult:
     loss: float
     grad_norm: float
     tokens: int
+    skipped: bool = False  # its gradients overflowed float16: nothing was updated
 
 
 class TrainStep:
     """Runs optimizer steps on one model.
 
+    `optimizer`: of the parameters that the reduction names (all of the model's, unless it deals them to the ranks).
+    `world`: the ranks that must agree on whether a step is finite; None: those that the model is laid on.
     `clip_norm` > 0: gradients are scaled down so that their global norm is at most that (Pascanu et al. 2013).
+    `runner`: how the microbatches go through the model; None: one after the other, and `reduction` follows them.
     """
 
-    def __init__(self, model: CausalLM, optimizer: AdamW, clip_norm: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: LayeredModel,
+        optimizer: AdamW,
+        clip_norm: float = 0.0,
+        world: Group | None = None,
+        runner: Runner | None = None,
+        reduction: Reduction | None = None,
+    ) -> None:
         self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
-        self.grad_norm = GradNorm(model.named_params(), model.layout.group)
+        self.world = world or model.site.ranks
+        self.reduction = reduction or make_reduction(model)
+        self.runner = runner or PlainRunner(model, self.reduction)
+        self.data = ranks_along(model.site.mesh, DATA_AXES)
+        self.grad_norm = GradNorm(self.reduction.counted, model.site.ranks)
+        if model.site.num_blocks:
+            _refuse_partial(model)
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        """Train on the microbatches of one step. Raises NumericError, with nothing updated, when it isn't finite."""
-        self.model.zero_grad()  # what a caller has left there, or a step that was given up
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what comes of them is looked at below
+        """Train on this rank's microbatches of one step; it may have none while others have.
+
+        Raises NumericError, with nothing updated, when the step isn't finite.
+        """
+        with quiet_overflow():
             loss, tokens = self.accumulate(batches)
-            norm = self.grad_norm()
+            norm = self.grad_norm() / self.optimizer.loss_scale.scale
         loss, norm = self._agreed(loss, norm)
+        if self.optimizer.loss_scale.leaves_out(loss, norm):
+            return self._skipped(loss, norm, tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NumericError(
                 f"loss {loss} and gradient norm {norm} at step {self.optimizer.steps_done + 1}: training can't go on; "
                 "the weights are as they were before this step. A lower learning rate or a longer warmup may help"
             )
-        self.optimizer.step(lr, clip_scale(norm, self.clip_norm))
+        with quiet_overflow():
+            self.optimizer.step(lr, clip_scale(norm, self.clip_norm) / self.optimizer.loss_scale.scale)
+        self.optimizer.loss_scale.after_clean_step()
+        self.reduction.updated()
         return StepResult(loss, norm, tokens)
 
+    def _skipped(self, loss: float, norm: float, tokens: int) -> StepResult:
+        """A step whose gradients have overflowed, on all ranks alike."""
+        self.model.zero_grad()
+        self.optimizer.loss_scale.after_overflow()
+        return StepResult(loss, norm, tokens, skipped=True)
+
     def accumulate(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        """Mean loss over all targets of the microbatches, and their number; its gradients are added up."""
-        tokens = sum(batch.num_targets for batch in batches)
+        """Mean loss over all targets of the step, and their number; the gradients, times the loss scale, are those of
+        the whole step.
+        """
+        counts = self.data.all_gather(
+            np.array([[sum(batch.num_targets for batch in batches), self.runner.rounds(batches)]])
+        )
+        tokens, rounds = int(counts[:, 0].sum()), int(counts[:, 1].max())
         if not tokens:
             raise ConfigError("a step without a single target; give batches with targets")
-        total = 0.0
-        for batch in batches:
-            loss, ctx = self.model.loss_forward(batch)
-            self.model.loss_backward(ctx, 1.0 / tokens)
-            total += loss
-        return total / tokens, tokens
+        self.reduction.begin(rounds)
+        losses = self.runner(batches, self.optimizer.loss_scale.scale / tokens)
+        self.reduction.finish()
+        return total_of(losses, self.data) / tokens, tokens
+
+    def evaluate(self, batches: Iterable[Batch]) -> float:
+        """The model's mean loss over all ranks' batches."""
+        return evaluate(self.model, batches, self.runner, self.reduction)
 
     def _agreed(self, *numbers: float) -> tuple[float, ...]:
-        """Rank 0's numbers on every rank, so that all take the same branch."""
-        return tuple(float(x) for x in self.model.layout.group.broadcast(np.array(numbers)))
+        """The first rank's numbers on every rank, so that all take the same branch."""
+        return tuple(float(x) for x in self.world.broadcast(np.array(numbers)))
+
+
+def quiet_overflow() -> np.errstate:
+    """Where NumPy needn't warn: a loss that comes of numbers that aren't finite is looked at, and ends the run."""
+    return np.errstate(over="ignore", divide="ignore", invalid="ignore")
+
+
+def _refuse_partial(model: LayeredModel) -> None:
+    """What is summed when backward is done is summed rank by rank: its bits depend on how many ranks there are."""
+    for name, param in model.named_params():
+        if "tp" in param.placement.partial:
+            raise ConfigError(
+                f"{name}: its gradient is partial along tp, and the ranks' summands add up to other bits at another "
+                "number of ranks; the invariant mode can't train it, train without (train.invariant = false)"
+            )
 
 
 def clip_scale(norm: float, clip_norm: float) -> float:
@@ -76,12 +135,33 @@ def clip_scale(norm: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0
 
 
-def evaluate(model: CausalLM, batches: Sequence[Batch]) -> float:
-    """Mean loss over all targets of the batches; no gradients."""
-    total, tokens = 0.0, 0
-    for batch in batches:
-        total += model.loss_forward(batch)[0]
-        tokens += batch.num_targets
+def total_of(losses: Sequence[float], data: Group) -> float:
+    """The sum of all ranks' losses, correctly rounded: the same however they are dealt. A collective."""
+    everyones = data.all_gather(np.array(losses, np.float64))
+    return math.fsum(everyones) if np.isfinite(everyones).all() else float(everyones.sum())
+
+
+def evaluate(
+    model: LayeredModel, batches: Iterable[Batch], runner: Runner | None = None, reduction: Reduction | None = None
+) -> float:
+    """Mean loss over all targets of all ranks' batches; no gradients. A collective over the axes of data."""
+    data, counts = ranks_along(model.site.mesh, DATA_AXES), [0]
+    idle = reduction.idle_forward if reduction is not None else None
+    losses = (runner or PlainRunner(model)).forward(_in_step(batches, data, counts, idle))
+    tokens = int(data.all_reduce(np.array([sum(counts)]))[0])
     if not tokens:
         raise ConfigError("an evaluation without a single target; give batches with targets")
-    return total / tokens
+    return total_of(losses, data) / tokens
+
+
+def _in_step(
+    batches: Iterable[Batch], data: Group, counts: list[int], idle: Callable[[], None] | None
+) -> Iterator[Batch]:
+    """This rank's batches, one whenever the others take one too; `idle` while they have more. Targets are counted."""
+    mine = iter(batches)
+    while data.all_reduce(np.array([(batch := next(mine, None)) is not None], np.int32), op="max")[0]:
+        if batch is not None:
+            counts.append(batch.num_targets)
+            yield batch
+        elif idle is not None:
+            idle()

@@ -17,6 +17,7 @@ import numpy as np
 
 from mpitp.comm.group import Group
 
+MOST_DIGITS = 12  # of a time in seconds
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -61,6 +62,7 @@ class Deadline:
     """The moment before which a run must have saved: the earlier of `stop_after` and the job's own end.
 
     Time for a checkpoint is kept back: one minute, or as long as two steps and two saves take if that is more.
+    `ignored`: what the environment says that can't be ("": nothing).
     """
 
     RESERVE_SECONDS = 60.0
@@ -68,7 +70,7 @@ class Deadline:
     def __init__(self, stop_after: float | None, environ: Mapping[str, str] = os.environ) -> None:
         now = time.time()
         self._own = None if stop_after is None else now + stop_after
-        self._job = job_end_time(environ)
+        self._job, self.ignored = job_end_time(environ, now)
         self.slowest_step = self.slowest_save = 0.0
 
     def reason(self) -> str | None:
@@ -82,10 +84,20 @@ class Deadline:
         return None
 
 
-def job_end_time(environ: Mapping[str, str]) -> float | None:
-    """When SLURM will end the job, seconds since the epoch; None where it doesn't say."""
+def job_end_time(environ: Mapping[str, str], now: float) -> tuple[float | None, str]:
+    """When SLURM will end the job, seconds since the epoch; None where it doesn't say. What was ignored comes second.
+
+    A time before `now`, when the run begins, is of another job (this shell has outlived it), or the job got more time.
+    """
     value = environ.get("SLURM_JOB_END_TIME", "")
-    return float(value) if value.isdecimal() else None
+    if not value:
+        return None, ""
+    if not value.isdecimal() or len(value) > MOST_DIGITS:
+        return None, f"ignored: SLURM_JOB_END_TIME={value} is no time in seconds since 1970"
+    if float(value) <= now:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(value)))
+        return None, f"ignored: SLURM_JOB_END_TIME={value} ({when}) has passed already"
+    return float(value), ""
 
 
 def agreed_reason(group: Group, reason: str | None) -> str | None:

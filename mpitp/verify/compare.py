@@ -1,25 +1,28 @@
 """Puts the ranks' records together on rank 0 and compares them with the one-rank oracle's.
 
-Every record says which rows of the global array it holds. Rank 0 writes each rank's rows into one array; rows that come
-a second time (replicas) must be equal to the bit to the ones already there. The assembled array is then compared with
-the oracle's. Only one array is under way at a time.
+Every record says what its type claims: pieces of the global array, the whole, or a summand. Rank 0 writes each rank's
+pieces into one array; elements that come a second time (replicas) must be equal to the bit to the ones already there,
+and summands are added. The assembled array is then compared with the oracle's. Only one array is under way at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mpitp.comm.group import Group
-from mpitp.trace.stand_in import Parts
+from mpitp.verify.axis import Places, axis_at_fault
 from mpitp.verify.record import Record
+from mpitp.verify.whole import Held, Whole, assemble, difference, magnitude
+
+Key = tuple[str, str]  # name, kind
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     """One line of the report. `replicas`: largest difference between ranks that claim the same elements."""
 
     name: str
@@ -29,6 +32,7 @@ class Row:
     largest_rel: float  # relative to the largest magnitude in the oracle's array
     replicas: float
     ok: bool
+    axis: str = ""  # of the mesh, along which it went wrong, and how; "": equal, or not to be told
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -55,96 +59,72 @@ class Tolerance:
 
 
 EXACT = Tolerance(0.0, 0.0)
+ROUGHLY = 1e-5  # of the largest magnitude: whether what is wrong is a sum, or a multiple, of what it should be
 
 
-def compare(group: Group, own: Sequence[Record], oracle: Sequence[Record] | None, tolerance: Tolerance) -> list[Row]:
-    """The rows of the report on rank 0 (others: none). A collective; `oracle` is rank 0's alone."""
-    placements = group.all_gather_objects([_placement(record) for record in own])
-    names = [[(name, kind) for name, kind, *_ in rank] for rank in placements]
-    if any(other != names[0] for other in names[1:]):
-        raise RuntimeError("the ranks recorded different layers; this is a bug")
-    floors = {kind: tolerance.floor * largest for kind, largest in _largest_of_kinds(oracle or ()).items()}
+def compare(
+    group: Group, own: Sequence[Record], oracle: Sequence[Record] | None, tolerance: Tolerance, at: Places = ()
+) -> list[Comparison]:
+    """The rows of the report on rank 0 (others: none). A collective; `oracle` is rank 0's alone.
+
+    `at`: every rank's place along each axis, to name the one at fault.
+    """
+    mine, theirs = _by_key(own), _by_key(oracle or ())
+    order = group.broadcast_object(list(theirs))
+    everyones = group.all_gather_objects({key: [_Place.of(each) for each in found] for key, found in mine.items()})
+    if any(key not in order for places in everyones for key in places):
+        raise RuntimeError("a rank has recorded what the one-rank model doesn't have; this is a bug")
+    references = {key: assemble([(0, each) for each in found]) for key, found in theirs.items()}
+    floors = {kind: tolerance.floor * largest for kind, largest in _largest_of_kinds(references).items()}
     rows = []
-    for index, record in enumerate(own):
-        if group.rank != 0:
-            group.send(record.array, 0)
-            continue
-        assert oracle is not None
-        reference = oracle[index]
-        assert (reference.name, reference.kind) == (record.name, record.kind), "oracle and layout record alike"
-        pieces = [record.array]
-        for rank in range(1, group.size):
-            pieces.append(group.recv(np.empty(placements[rank][index][2], record.array.dtype), rank))
-        whole, replicas = _assemble(reference.array, pieces, [rank[index] for rank in placements])
-        rows.append(_row(reference, whole, replicas, floors[record.kind], tolerance.of(record.kind)))
+    for key in order:
+        if group.rank == 0:
+            held = [(0, record) for record in mine.get(key, ())]
+            held += [(r, place.received(group, r)) for r in range(1, group.size) for place in everyones[r].get(key, ())]
+            rows.append(_row(key, references[key], held, floors[key[1]], tolerance.of(key[1]), at))
+        else:
+            for record in mine.get(key, ()):
+                group.send(record.array, 0)
     return rows
 
 
-Placement = tuple[str, str, tuple[int, ...], Parts | None, int]
+def _by_key(records: Sequence[Record]) -> dict[Key, list[Record]]:
+    """The records of each array: one for each microbatch."""
+    found: dict[Key, list[Record]] = {}
+    for record in records:
+        found.setdefault((record.name, record.kind), []).append(record)
+    return found
 
 
-def _placement(record: Record) -> Placement:
-    return record.name, record.kind, record.array.shape, record.parts, record.dim
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A record without its values, and their shape: what rank 0 needs to know to be sent them."""
+
+    record: Record
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, record: Record) -> _Place:
+        return cls(replace(record, array=np.empty(0, record.array.dtype)), record.array.shape)
+
+    def received(self, group: Group, rank: int) -> Record:
+        """The record with its values, from their rank."""
+        return replace(self.record, array=group.recv(np.empty(self.shape, self.record.array.dtype), rank))
 
 
-def _largest_of_kinds(records: Sequence[Record]) -> dict[str, float]:
+def _largest_of_kinds(references: Mapping[Key, Whole]) -> dict[str, float]:
     """The largest magnitude among the arrays of each kind."""
     largest: dict[str, float] = {}
-    for record in records:
-        largest[record.kind] = max(largest.get(record.kind, 0.0), _magnitude(record.array))
+    for (_, kind), whole in references.items():
+        largest[kind] = max(largest.get(kind, 0.0), magnitude(whole.array))
     return largest
 
 
-def _assemble(
-    reference: np.ndarray, pieces: Sequence[np.ndarray], placements: Sequence[Placement]
-) -> tuple[np.ndarray | None, float]:
-    """The global array (None: elements are missing) and the largest difference between replicas."""
-    whole = np.zeros_like(reference)
-    _, _, _, parts, dim = placements[0]
-    filled = np.zeros(reference.shape[dim] if parts is not None else 1, bool)
-    replicas = 0.0
-    for piece, (_, _, _, parts, dim) in zip(pieces, placements, strict=True):
-        if parts is None:
-            replicas = max(replicas, _difference(whole, piece)) if filled[0] else replicas
-            whole, filled[0] = (whole if filled[0] else piece), True
-        else:
-            replicas = max(replicas, _place(whole, filled, piece, parts, dim))
-    return whole if filled.all() else None, replicas
-
-
-def _row(reference: Record, whole: np.ndarray | None, replicas: float, floor: float, tolerance: float) -> Row:
-    absolute = float("inf") if whole is None else _difference(reference.array, whole)
-    scale = max(_magnitude(reference.array), floor)
+def _row(key: Key, reference: Whole, held: Sequence[Held], floor: float, tolerance: float, at: Places) -> Comparison:
+    whole = assemble(held, reference.array.shape)
+    absolute = difference(reference.array, whole.array) if whole.is_full else float("inf")
+    scale = max(magnitude(reference.array), floor)
     relative = absolute / scale if scale else absolute
-    is_equal = relative <= tolerance and replicas == 0
-    return Row(reference.name, reference.kind, reference.array.shape, absolute, relative, replicas, is_equal)
-
-
-def _place(whole: np.ndarray, filled: np.ndarray, piece: np.ndarray, parts: Parts, dim: int) -> float:
-    """Write a rank's rows into the whole; the largest difference to rows that were there already."""
-    whole, piece = np.moveaxis(whole, dim, 0), np.moveaxis(piece, dim, 0)
-    replicas, local, base = 0.0, 0, 0
-    for part in parts:
-        rows = slice(base + part.held.start, base + part.held.stop)
-        values = piece[local : local + len(part.held)]
-        seen = filled[rows]
-        replicas = max(replicas, _difference(whole[rows][seen], values[seen]))
-        whole[rows][~seen] = values[~seen]
-        filled[rows] = True
-        local, base = local + len(part.held), base + part.size
-    return replicas
-
-
-def _magnitude(array: np.ndarray) -> float:
-    return float(np.abs(array).max(initial=0.0))
-
-
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest absolute difference; infinite where one is not finite and the other isn't the same."""
-    if a.shape != b.shape:
-        return float("inf")
-    if np.array_equal(a, b, equal_nan=True):
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(a - b).max(initial=0.0)
-    return float(difference) if np.isfinite(difference) else float("inf")
+    is_equal = relative <= tolerance and whole.replicas == 0
+    axis = "" if is_equal else axis_at_fault(reference.array, held, at, (tolerance * scale, ROUGHLY * scale))
+    return Comparison(*key, reference.array.shape, absolute, relative, whole.replicas, is_equal, axis)

@@ -1,22 +1,23 @@
-"""Records what every layer of a model returns, forward and backward, by standing in the layers' places.
-
-What lies between two layers that are stood in for is recorded too, see `trace/stand_in.py`.
+"""Records what every layer of a model returns, forward and backward, with the type that it claims
+(`trace/observe.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import to_host
-from mpitp.models.model import CausalLM
-from mpitp.trace import stand_in
-from mpitp.trace.stand_in import FORWARD, LayerObserver, Parts, Spot
-
-Array = Any
+from mpitp.backend.arrays import Array, to_host
+from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
+from mpitp.layers.layer import BACKWARD, FORWARD
+from mpitp.layers.param import Param
+from mpitp.layers.passes import Pass
+from mpitp.layers.rows import Rows
+from mpitp.models.layered import LayeredModel
+from mpitp.trace.observe import LayerObserver, Spot, observe
 
 # Kinds of records in the order in which they are computed, and what one shows.
 KINDS = {
@@ -30,68 +31,146 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a rank's array, or a part of it, lies in the whole. Empty: it is the whole itself, or a summand of it."""
+
+    here: tuple[Any, ...] = ()
+    there: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One array of one rank. `parts`: how it is cut along `dim` over the ranks; None: every rank claims the whole."""
+    """One array of one rank: pieces of a whole of `shape`, or, where `is_summand`, to be added to the other ranks'."""
 
     name: str
     kind: str  # of KINDS
     array: np.ndarray
-    parts: Parts | None = None
-    dim: int = 1
+    shape: tuple[int, ...] | None = None  # None: the array's own
+    pieces: tuple[Piece, ...] = (Piece(),)
+    is_summand: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shape is None:
+            object.__setattr__(self, "shape", self.array.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Which tokens of the whole batch the rows of this rank's activations are: `total` of them there are in all.
+
+    `inside`: those of attention, MLP, logits and loss; `between`: those of norms, dropout and residual connections.
+    """
+
+    inside: np.ndarray
+    between: np.ndarray
+    total: int
+
+    @classmethod
+    def of(cls, whole: Rows, own: Rows, shard: Rows) -> Tokens:
+        """For the rows of the whole batch, of this rank's part of it, and of its shard of that."""
+        begins = {run.sample: place.start - run.first for run, place in whole.places()}
+        return cls(_numbers(own, begins), _numbers(shard, begins), whole.num_tokens)
+
+    def of_type(self, claimed: ArrayType) -> np.ndarray | None:
+        """The tokens of an array of this type; None: all of them."""
+        is_shard = claimed.along("tp") == VARYING and not claimed.columns
+        rows = self.between if is_shard else self.inside
+        return rows if len(rows) < self.total or is_shard else None
+
+
+NO_ROWS = Rows(())
+
+
+def _numbers(rows: Rows, begins: Mapping[int, int]) -> np.ndarray:
+    """The place in the whole batch of every row, int64 [t]."""
+    numbers = [np.arange(run.length) + run.first + begins[run.sample] for run in rows.runs]
+    return np.concatenate([np.zeros(0, np.int64), *numbers])
 
 
 @dataclass(slots=True)
 class Log(LayerObserver):
-    """The records of one pass, in the order in which they were made: what layers return, `y` forward, `dx` backward."""
+    """The records of one step, in the order in which they were made: what layers return, `y` forward, `dx` backward.
 
+    Each is of the tokens of the microbatch that it belongs to: forward the pass tells which, backward the context.
+    """
+
+    whole: Rows = NO_ROWS  # of the whole step, the microbatches of all ranks
     records: list[Record] = field(default_factory=list)
     is_open: bool = True
+    _tokens: Tokens = field(default_factory=lambda: Tokens.of(NO_ROWS, NO_ROWS, NO_ROWS))
+    _of_context: dict[int, Tokens] = field(default_factory=dict)
 
-    def add(self, name: str, kind: str, array: Array, parts: Parts | None = None, dim: int = 1) -> None:
+    def add(self, name: str, kind: str, array: Array, **place: Any) -> None:
         """Keep a copy in host memory; nothing while the log is closed."""
         if self.is_open:
-            self.records.append(Record(name, kind, np.array(to_host(array)), parts, dim))
+            self.records.append(Record(name, kind, np.array(to_host(array)), **place))
 
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        return self._forward(spot, args[0], run) if phase == FORWARD else self._backward(spot, args[0], run)
+        if not self.is_open:
+            return run()
+        tokens = self._tokens = self._tokens_of(phase, args)
+        result = run()
+        if phase == FORWARD:
+            self._of_context[id(result[1])] = tokens
+            self.add(spot.name, "y", result[0], **place_of(result[0], spot.outgoing, tokens))
+        elif result is not None:
+            self.add(spot.name, "dx", result, **place_of(result, spot.incoming.gradient, tokens))
+        return result
 
-    def _forward(self, spot: Spot, x: Array, run: Callable[[], Any]) -> tuple[Array, Any]:
-        if spot.before is not None:
-            self.add(spot.before, "y", x, spot.x_parts)
-        y, ctx = run()
-        self.add(spot.name, "y", y, spot.y_parts, y.ndim - 1)
-        return y, ctx
-
-    def _backward(self, spot: Spot, dy: Array, run: Callable[[], Any]) -> Array:
-        if spot.after is not None:
-            self.add(spot.after, "dx", dy, spot.y_parts)
-        dx = run()
-        if dx is not None:
-            self.add(spot.name, "dx", dx, spot.x_parts)
-        return dx
+    def _tokens_of(self, phase: str, args: tuple[Any, ...]) -> Tokens:
+        second = args[1] if len(args) > 1 else None
+        if phase == FORWARD and isinstance(second, Pass):
+            return Tokens.of(self.whole, second.rows, second.shard_rows)
+        return self._of_context.get(id(second), self._tokens) if phase == BACKWARD else self._tokens
 
 
-def attach(model: CausalLM) -> Log:
+def place_of(array: Array, claimed: ArrayType, tokens: Tokens) -> dict[str, Any]:
+    """Where an activation of this type lies in the whole: which rows and columns of it; whether it is a summand."""
+    rows = tokens.of_type(claimed)
+    first = slice(None) if rows is None else rows
+    shape = (array.shape[0] if rows is None else tokens.total, *array.shape[1:])
+    is_summand = any(letter == PARTIAL for _, letter in claimed.letters)
+    if not claimed.columns or is_summand:
+        return {"shape": shape, "pieces": (Piece((), (first,)),), "is_summand": is_summand}
+    pieces, here, there = [], 0, 0
+    for _, cut in claimed.columns:
+        held = slice(there + cut.held.start, there + cut.held.stop)
+        pieces.append(Piece((..., slice(here, here + len(cut.held))), (first, held)))
+        here, there = here + len(cut.held), there + cut.size
+    return {"shape": (*shape[:-1], there), "pieces": tuple(pieces)}
+
+
+def place_of_param(param: Param) -> dict[str, Any]:
+    """Where a parameter's array lies: its parts one after the other, each whole."""
+    fused, pieces, there = param.placement.fused, [], 0
+    shape = param.placement.parts[0].shape
+    for part, here in param.placement.places():
+        index = list(part.index)
+        index[fused] = slice(there + index[fused].start, there + index[fused].stop)
+        pieces.append(Piece(here, tuple(index)))
+        there += part.shape[fused]
+    return {"shape": shape[:fused] + (there,) + shape[fused + 1 :], "pieces": tuple(pieces)}
+
+
+def record_layers(model: LayeredModel) -> Log:
     """Record every layer of `model` from now on, into the log that is returned."""
     log = Log()
-    stand_in.attach(model, log)
+    observe(model, log)
     return log
 
 
-def record_params(model: CausalLM, log: Log, kind: str) -> None:
+def record_params(named_params: Iterable[tuple[str, Param]], log: Log, kind: str) -> None:
     """Add every parameter's gradient (`kind` "grad") or value to the log."""
-    for name, param in model.named_params():
-        array = param.grad if kind == "grad" else param.data
-        if array is None:
-            array = np.zeros(param.spec.shape, model.dtype)
-        log.add(name, kind, array, param.spec.parts, param.spec.dim)
+    for name, param in named_params:
+        array = param.grad_or_zeros() if kind == "grad" else param.data
+        log.add(name, kind, array, **place_of_param(param))
 
 
-def record_updates(model: CausalLM, log: Log) -> None:
+def record_updates(model: LayeredModel, log: Log) -> None:
     """Add what every parameter has changed by since it was recorded at the start.
 
     The change tells more than the new weights, most of whose digits are the old ones'.
     """
     start = {record.name: record.array for record in log.records if record.kind == "start"}
     for name, param in model.named_params():
-        log.add(name, "update", to_host(param.data) - start[name], param.spec.parts, param.spec.dim)
+        log.add(name, "update", to_host(param.data) - start[name], **place_of_param(param))

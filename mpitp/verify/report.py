@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpitp.verify.compare import Row
+from mpitp.verify.compare import Comparison
 from mpitp.verify.record import KINDS
 from mpitp.verify.run import FiniteDifference, Report
 
@@ -46,7 +46,7 @@ def summary(report: Report, checks: list[FiniteDifference], ranks: int) -> str:
     """What it comes to, and where to look first."""
     failed = [row for row in report.rows if not row.ok]
     worst = max(report.rows, key=lambda row: row.largest_rel)
-    compared = f"{len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with the one-rank model"
+    compared = f"{len(report.rows)} comparisons of {ranks} rank{'s' * (ranks > 1)} with {report.oracle}"
     at_most = f"; largest relative difference {worst.largest_rel:.2e} ({worst.name}, {KINDS[worst.kind]})"
     lines = [f"equal: {compared}{at_most if worst.largest_rel else ', to the last bit'}"]
     if failed:
@@ -54,6 +54,7 @@ def summary(report: Report, checks: list[FiniteDifference], ranks: int) -> str:
     for kind, order in _ORDERS.items():
         if (row := report.first(kind)) is not None:
             lines.append(f"  first in {order}: {row.name} ({KINDS[kind]}; {_verdict(row)})")
+            lines += [f"    along {row.axis}"] if row.axis else []
     wrong = [check.name for check in checks if not check.ok]
     if wrong:
         lines.append(f"WRONG: {len(wrong)} of {len(checks)} finite differences, the first in {wrong[0]}")
@@ -82,7 +83,7 @@ def as_dict(report: Report, checks: list[FiniteDifference], ranks: int) -> dict[
     }
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Comparison) -> str:
     if row.ok:
         return "ok"
     return f"REPLICAS DIFFER by {row.replicas:.2e}" if row.replicas else "DIFFERENT"

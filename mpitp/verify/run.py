@@ -5,24 +5,33 @@ Rank 0 runs the oracle; it needs the whole model in memory beside its own share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpitp.comm.group import Group
-from mpitp.comm.serial import SerialGroup
+from mpitp.comm.mesh import AXES, Mesh
+from mpitp.layers.param import Param
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
 from mpitp.models.model import CausalLM
 from mpitp.optim.adamw import AdamW, AdamWSettings
-from mpitp.optim.grad_norm import GradNorm
+from mpitp.train.deal import Deal
 from mpitp.train.step import TrainStep
-from mpitp.verify.compare import Row, Tolerance, compare
-from mpitp.verify.finite import refusal_of, refuse_weights
-from mpitp.verify.record import Log, attach, record_params, record_updates
+from mpitp.verify.compare import Comparison, Tolerance, compare
+from mpitp.verify.not_finite import refusal_of, refuse_weights
+from mpitp.verify.record import Log, record_layers, record_params, record_updates
 
-MakeModel = Callable[[Group], CausalLM]
+MakeModel = Callable[[Site], CausalLM]
+MakeStep = Callable[[CausalLM, AdamWSettings, float], TrainStep]  # of a model, with these settings and clipping norm
+
+
+def plain_step(model: CausalLM, settings: AdamWSettings, clip_norm: float) -> TrainStep:
+    """One microbatch after the other, every rank updates all that it holds."""
+    return TrainStep(model, AdamW(model.named_params(), settings, model.dtype), clip_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,61 +51,81 @@ class Settings:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was compared, in the order in which it was computed."""
+    """Everything that was compared, in the order in which it was computed. `oracle`: what with."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Comparison] = field(default_factory=list)
+    oracle: str = "the one-rank model"
 
     @property
     def ok(self) -> bool:
         """Whether all is equal within the tolerance."""
         return all(row.ok for row in self.rows)
 
-    def first(self, kind: str) -> Row | None:
+    def first(self, kind: str) -> Comparison | None:
         """The first failure among the rows of a kind; for "dx" in backward's own order, from the loss down."""
         return next((row for row in self.rows if row.kind == kind and not row.ok), None)
 
 
-def verify(group: Group, make_model: MakeModel, batch: Batch, settings: Settings) -> Report:
+def verify(
+    site: Site,
+    make_model: MakeModel,
+    batches: Batch | Sequence[Batch],
+    settings: Settings,
+    make_step: MakeStep = plain_step,
+) -> Report:
     """Compare; the report is complete on rank 0, and its `ok` agreed on all ranks by the caller. A collective.
 
+    `batches`: the microbatches of one step, of all ranks together. `make_step`: how the layout trains.
     Raises NumericError when the weights, or what the one-rank model makes of them, are not finite.
     """
-    model = make_model(group)
+    group, model = site.ranks, make_model(site)
+    batches = [batches] if isinstance(batches, Batch) else batches
     refuse_weights(model)
-    own = _run(model, batch, settings)
-    oracle = _run(make_model(SerialGroup()), batch, settings).records if group.rank == 0 else None
+    own = _run(model, batches, settings, make_step)
+    oracle = None
+    if group.rank == 0:
+        oracle = _run(make_model(site.on_one_rank()), batches, settings, plain_step).records
     refusal = group.broadcast_object(refusal_of(oracle) if oracle is not None else None)
     if refusal is not None:
         raise refusal
-    return Report(compare(group, own.records, oracle, settings.tolerance))
+    return Report(compare(group, own.records, oracle, settings.tolerance, places_of(site.mesh)))
 
 
-def _run(model: CausalLM, batch: Batch, settings: Settings) -> Log:
+def places_of(mesh: Mesh) -> list[dict[str, int]]:
+    """Every rank's place along each axis that has several ranks. A collective."""
+    return mesh.world.all_gather_objects({axis: mesh.coordinates[axis] for axis in AXES if mesh.sizes[axis] > 1})
+
+
+def _run(model: CausalLM, batches: Sequence[Batch], settings: Settings, make_step: MakeStep) -> Log:
     """The weights, one forward and backward pass, all gradients and their norm, then the optimizer steps."""
-    log = attach(model)
-    record_params(model, log, "start")
-    model_norm = GradNorm(model.named_params(), model.layout.group)
-    loss, ctx = model.loss_forward(batch)
-    log.add("loss", "value", np.array(loss / batch.num_targets))
-    model.loss_backward(ctx, 1.0 / batch.num_targets)
-    record_params(model, log, "grad")
-    log.add("gradient norm", "value", np.array(model_norm()))
+    log = record_layers(model)
+    log.whole = Rows(tuple(run for batch in batches for run in batch.rows.runs))
+    record_params(model.named_params(), log, "start")
+    step, dealt = make_step(model, AdamWSettings(eps=settings.eps), settings.clip_norm), deal(model.site, batches)
+    loss, _ = step.accumulate(dealt)
+    record_params(step.reduction.counted, log, "grad")
+    log.add("loss", "value", np.array(loss))
+    log.add("gradient norm", "value", np.array(step.grad_norm()))
     if settings.steps:
-        _run_steps(model, batch, settings, log)
+        _run_steps(step, dealt, settings, log)
     return log
 
 
-def _run_steps(model: CausalLM, batch: Batch, settings: Settings, log: Log) -> None:
+def deal(site: Site, batches: Sequence[Batch]) -> list[Batch]:
+    """This rank's part of a step's microbatches."""
+    mine = Deal.on(site.mesh, in_turn=bool(site.num_blocks))
+    return [batches[number].cut(*mine.piece) for number in mine.of(len(batches))]
+
+
+def _run_steps(step: TrainStep, batches: Sequence[Batch], settings: Settings, log: Log) -> None:
     """Optimizer steps, recorded by their losses, norms and what they have changed the weights by."""
-    model.zero_grad()
-    train_step = TrainStep(model, AdamW(model.named_params(), AdamWSettings(eps=settings.eps)), settings.clip_norm)
     log.is_open = False
-    results = [train_step([batch], settings.lr) for _ in range(settings.steps)]
+    results = [step(batches, settings.lr) for _ in range(settings.steps)]
     log.is_open = True
-    for step, result in enumerate(results, start=1):
-        log.add(f"loss of step {step}", "value", np.array(result.loss))
-        log.add(f"gradient norm of step {step}", "value", np.array(result.grad_norm))
-    record_updates(model, log)
+    for number, result in enumerate(results, start=1):
+        log.add(f"loss of step {number}", "value", np.array(result.loss))
+        log.add(f"gradient norm of step {number}", "value", np.array(result.grad_norm))
+    record_updates(step.model, log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,54 +147,72 @@ class FiniteDifference:
         return {"name": self.name, "index": self.index, "gradient": self.gradient, "difference": self.difference}
 
 
-def finite_differences(model: CausalLM, batch: Batch, count: int, seed: int = 0) -> list[FiniteDifference]:
+def finite_differences(
+    model: CausalLM,
+    batches: Batch | Sequence[Batch],
+    count: int,
+    seed: int = 0,
+    make_step: MakeStep = plain_step,
+) -> list[FiniteDifference]:
     """Check `count` randomly chosen parameter elements of a float64 model. A collective, equal on all ranks.
 
     Each element is one of some rank's own; where it is replicated, every rank changes its replica too, because replicas
     are one element of the model.
     """
     assert model.dtype == np.float64, "central differences drown in float32's rounding"
-    group = model.layout.group
-    model.zero_grad()
-    _, ctx = model.loss_forward(batch)
-    model.loss_backward(ctx, 1.0 / batch.num_targets)
-    params = dict(model.named_params())
+    batches = [batches] if isinstance(batches, Batch) else batches
+    step, dealt = make_step(model, AdamWSettings(), 0.0), deal(model.site, batches)
+    step.accumulate(dealt)
+    gradients = dict(step.reduction.counted)
+    params = _everyones_parts(model)
+    tokens = np.concatenate([batch.tokens for batch in batches])
     random = np.random.default_rng(seed)
-    checks = []
+    chosen = []
     for _ in range(count):
         name = list(params)[int(random.integers(len(params)))]
-        spec = params[name].spec
-        part = spec.parts[int(random.integers(len(spec.parts)))]
-        place = tuple(int(random.integers(n)) for n in spec.global_shape(part))
-        if part.name == "vocab":  # a row that the batch uses: the others have no gradient in the embedding
-            place = (int(random.choice(batch.tokens)), *place[1:])
-        checks.append(_check_one(model, group, batch, name, part.name, place))
-    return checks
+        part_name, shape = params[name][int(random.integers(len(params[name])))]
+        place = tuple(int(random.integers(n)) for n in shape)
+        if part_name == "vocab":  # a row that the batch uses: the others have no gradient in the embedding
+            place = (int(random.choice(tokens)), *place[1:])
+        chosen.append((name, part_name, place))
+    made = [_gradient_at(model.site.ranks, gradients.get(name), part, place) for name, part, place in chosen]
+    return [_check_one(step, dealt, *element, gradient) for element, gradient in zip(chosen, made, strict=True)]
+
+
+def _everyones_parts(model: CausalLM) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """The parts of every parameter that some rank holds, and their shapes."""
+    own = {name: [(part.name, part.shape) for part in param.placement.parts] for name, param in model.named_params()}
+    return {name: parts for each in model.site.ranks.all_gather_objects(own) for name, parts in each.items()}
+
+
+def _gradient_at(group: Group, param: Param | None, part_name: str, place: tuple[int, ...]) -> float:
+    local = None if param is None else _local_index(param, part_name, place)
+    own = None if local is None or param is None else float(param.grad_or_zeros()[local])
+    return next(value for value in group.all_gather_objects(own) if value is not None)
 
 
 def _check_one(
-    model: CausalLM, group: Group, batch: Batch, name: str, part_name: str, place: tuple[int, ...]
+    step: TrainStep, batches: Sequence[Batch], name: str, part_name: str, place: tuple[int, ...], gradient: float
 ) -> FiniteDifference:
-    param = dict(model.named_params())[name]
-    local = _local_index(param, part_name, place)
-    gradients = group.all_gather_objects(None if local is None or param.grad is None else float(param.grad[local]))
-    gradient = next(value for value in gradients if value is not None)
+    param = dict(step.model.named_params()).get(name)
+    local = None if param is None else _local_index(param, part_name, place)
     epsilon, losses = 1e-5, []
     for sign in (1.0, -2.0):
-        if local is not None:
+        if param is not None and local is not None:
             param.data[local] += sign * epsilon
-        losses.append(model.loss_forward(batch)[0] / batch.num_targets)
-    if local is not None:
+        losses.append(step.evaluate(batches))
+    if param is not None and local is not None:
         param.data[local] += epsilon
     label = f"{name}.{part_name}" if part_name else name
     return FiniteDifference(label, place, gradient, (losses[0] - losses[1]) / (2 * epsilon))
 
 
-def _local_index(param: Any, part_name: str, place: tuple[int, ...]) -> tuple[int, ...] | None:
+def _local_index(param: Param, part_name: str, place: tuple[int, ...]) -> tuple[int, ...] | None:
     """Where the element `place` of a part's global tensor lies in the local array; None: not on this rank."""
-    dim = param.spec.dim
-    for part, rows in param.spec.local_parts():
-        if part.name == part_name and place[dim] in part.held:
-            row = rows.start + place[dim] - part.held.start
-            return place[:dim] + (row,) + place[dim + 1 :]
+    fused = param.placement.fused
+    for part, here in param.placement.places():
+        if part.name == part_name and all(i in rows for i, rows in zip(place, part.held, strict=True)):
+            local = [i - rows.start for i, rows in zip(place, part.held, strict=True)]
+            local[fused] += here[fused].start
+            return tuple(local)
     return None

@@ -2,92 +2,132 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpitp.backend.arrays import array_module
 from mpitp.backend.device import Device
-from mpitp.backend.rng import normal_rows, stream_key
-from mpitp.checkpoint.load import load_blocks, load_config, load_model
+from mpitp.backend.rng import normal_box, stream_key
+from mpitp.checkpoint.load import ModelSource, load_config, model_facts
+from mpitp.comm.agreement import Facts
+from mpitp.comm.environment import launch_claim
 from mpitp.comm.group import Group
+from mpitp.comm.mesh import Mesh, abstract_mesh, make_mesh, mesh_sizes
 from mpitp.comm.serial import SerialGroup
-from mpitp.config import RunConfig, load_run_config
+from mpitp.config import RunConfig
 from mpitp.errors import ConfigError, UsageError
-from mpitp.layers.layout import choose_blocks
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.partition import share_of
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.rows import Rows, Run
+from mpitp.layers.site import Site, choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
-from mpitp.models.registry import build_model, new_model
-from mpitp.train.setup import RunData, model_config, open_data, step_batches
+from mpitp.models.registry import abstract_model
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.run_file import load_run_config
+from mpitp.train.facts import run_facts
+from mpitp.train.setup import model_config, open_data, run_mesh, run_reduction, run_source, step_batches
+from mpitp.train.stages import check_pipeline, make_runner
+from mpitp.train.step import TrainStep
+from mpitp.verify.run import plain_step
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model that can be made on any group: from `directory`, or fresh from `seed` where that is None."""
+    """A model that can be made on any site, fresh ones shaken; the others say what the site to make it on is like.
 
-    config: DecoderConfig
-    directory: Path | None
-    seed: int
+    `run`: the run file whose mesh, schedule and optimizer make the layout; None: all ranks lie along tp.
+    """
+
+    model: ModelSource
     dtype: str
-    device: Device
     invariant_blocks: int = 0
-    layers: range | None = None  # only these blocks
+    run: RunConfig | None = None
 
-    def make(self, group: Group) -> CausalLM:
-        """The model on `group`."""
-        config, blocks = self.config, self.invariant_blocks
-        if self.directory is None:
-            cut = config if self.layers is None else dataclasses.replace(config, num_layers=len(self.layers))
-            model = new_model(cut, group, seed=self.seed, dtype=self.dtype, device=self.device, invariant_blocks=blocks)
-            shake(model, self.seed)
-            return model
-        if self.layers is None:
-            return load_model(
-                self.directory, group, dtype=self.dtype, device=self.device, invariant_blocks=blocks, config=config
-            )
-        return load_blocks(
-            self.directory,
-            group,
-            self.layers,
-            dtype=self.dtype,
-            device=self.device,
-            invariant_blocks=blocks,
-            config=config,
-        )
+    def make(self, site: Site) -> CausalLM:
+        """The model on `site`; on one rank the plain one."""
+        model = (self.model if site.ranks.size > 1 else dataclasses.replace(self.model, deals_weights=False)).make(site)
+        if self.model.directory is None:
+            shake(model, self.model.seed)
+        return model
 
-    @property
-    def chosen_layers(self) -> range:
-        """The blocks of the whole model that this one has."""
-        return range(self.config.num_layers) if self.layers is None else self.layers
+    def site(self, group: Group, device: Device) -> Site:
+        """All ranks of a group, as the layout that is checked."""
+        mesh = make_mesh(group) if self.run is None else run_mesh(self.run, group)
+        if self.run is not None:
+            check_pipeline(self.run, self.model.config, mesh)
+        return self.site_on(mesh, device)
+
+    def site_on(self, mesh: Mesh, device: Device | None = None) -> Site:
+        """The layout that is checked, on a mesh."""
+        options: dict[str, Any] = {"dtype": self.dtype, "device": device, "invariant_blocks": self.invariant_blocks}
+        if self.run is not None:
+            options |= {"sequence_parallel": self.run.mesh.sequence_parallel, "cp_form": self.run.mesh.cp_form}
+        return make_site(mesh, **options)
+
+    def step(self, model: CausalLM, settings: AdamWSettings, clip_norm: float) -> TrainStep:
+        """What trains the model in the layout that is checked."""
+        if self.run is None:
+            return plain_step(model, settings, clip_norm)
+        reduction = run_reduction(self.run, model)
+        optimizer = AdamW(reduction.params, settings, model.dtype)
+        return TrainStep(model, optimizer, clip_norm, None, make_runner(self.run, model, reduction), reduction)
+
+    def sizes(self, ranks: int) -> dict[str, int]:
+        """Ranks along each axis in a job of so many. Raises ConfigError where that can't be."""
+        if self.run is None:
+            return {"tp": ranks}
+        others = {axis: getattr(self.run.mesh, axis) for axis in ("pp", "dp", "cp")}
+        sizes = mesh_sizes({**others, "tp": self.run.mesh.tp}, ranks)
+        check_pipeline(self.run, self.model.config, abstract_mesh(sizes))
+        return sizes
 
     def num_elements(self, num_layers: int | None = None) -> int:
         """Elements of all parameters of the model, or of one with so many blocks."""
-        config = dataclasses.replace(self.config, num_layers=1)
-        model = build_model(config, SerialGroup(), dtype=self.dtype, device=self.device)
-        sizes = {name: math.prod(param.spec.shape) for name, param in model.named_params()}
+        one = dataclasses.replace(self.model.config, num_layers=1)
+        params = abstract_model(one, make_site(SerialGroup())).named_params()
+        sizes = {name: param.data.size for name, param in params}
         block = sum(size for name, size in sizes.items() if name.startswith("blocks."))
-        return sum(sizes.values()) + ((num_layers or len(self.chosen_layers)) - 1) * block
+        return sum(sizes.values()) + ((num_layers or len(self.model.chosen_blocks)) - 1) * block
 
 
-def source_of(args: SourceArguments, device: Device) -> tuple[Source, Batch]:
-    """The model and the batch that the arguments ask for."""
+def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, Callable[[], list[Batch]]]:
+    """The model that the arguments ask for, and what makes the microbatches of a step: as many as its layout needs to
+    keep every rank busy. `ranks`: of a job that isn't started (None: this one's).
+    """
+    run = None
     if args.run_file is not None:
-        run = load_run_config(args.run_file, args.overrides)
+        run = load_run_config(args.run_file, args.overrides, ranks=ranks or launch_claim(os.environ).size)
+        if run.task.kind != "text":
+            raise ConfigError(f"verify runs models that continue text; task.kind = {run.task.kind!r} isn't one")
         data = open_data(run)
-        source = _run_source(args, run, data, device)
-        batch = step_batches(run, source.config, data.train, step=1)[0]
+        model = run_source(run, model_config(run, data))
+        invariant, blocks = args.invariant or run.train.invariant, args.invariant_blocks or run.train.invariant_blocks
+        needed = run.mesh.dp * run.mesh.pp
+        make_batches = lambda: step_batches(run, model.config, data.train, step=1)[:needed]  # noqa: E731
     else:
         assert args.model is not None
-        config = load_config(args.model)
-        blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
-        source = Source(config, Path(args.model), args.seed, args.dtype, device, blocks)
-        batch = random_batch(config, args.batch, args.seq, args.seed)
-    return dataclasses.replace(source, layers=parse_layers(args.layers, source.config.num_layers)), batch
+        model = ModelSource(load_config(args.model), Path(args.model), args.seed)
+        invariant, blocks = args.invariant, args.invariant_blocks
+        make_batches = lambda: [random_batch(model.config, args.batch, args.seq, args.seed)]  # noqa: E731
+    model = dataclasses.replace(model, blocks=parse_layers(args.layers, model.config.num_layers))
+    chosen = choose_blocks(invariant, blocks, model.config.heads)
+    return Source(model, args.dtype, chosen, run), make_batches
+
+
+def source_facts(args: argparse.Namespace) -> Facts:
+    """What the command line names, for the comparison between ranks."""
+    if args.config is None:
+        return model_facts("--model", args.model)
+    return run_facts(load_run_config(args.config, args.set, ranks=launch_claim(os.environ).size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +154,27 @@ def random_batch(config: DecoderConfig, batch: int, seq: int, seed: int) -> Batc
         raise UsageError(f"--seq {seq} exceeds the model's {config.max_positions} positions; use a smaller one")
     tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (batch, seq + 1))
     has_dropout = any(dataclasses.astuple(config.dropouts))
-    state = DropoutState(seed, 1, tuple(range(batch))) if has_dropout else None
+    state = DropoutState(seed, 1) if has_dropout else None
     return Batch.of_rows(tokens[:, :-1], tokens[:, 1:], state)
+
+
+def with_edges(batch: Batch, source: Source, ranks: int, first_sample: int = 0) -> Batch:
+    """The batch, and behind it sequences of the first and last id of every rank's and every block's rows of the
+    vocabulary, each as input and as target: a fault at the edge of a shard shows only there. `ranks`: along tp.
+    `first_sample`: the lowest number that no sample of the step has; 0: that of the batch's runs.
+    """
+    config, blocks = source.model.config, source.invariant_blocks
+    shares = [share_of(config.vocab_size, rank, ranks, blocks) for rank in range(ranks)]
+    edges = sorted({edge for share in shares for rows in share.blocks if rows for edge in (rows[0], rows[-1])})
+    assert batch.targets is not None
+    runs, tokens, targets = list(batch.rows.runs), [batch.tokens], [batch.targets]
+    for first in range(0, len(edges), config.max_positions):
+        ids = np.array(edges[first : first + config.max_positions], np.int64)
+        runs.append(Run((first_sample or len(batch.rows.runs)) + first // config.max_positions, 0, len(ids), len(runs)))
+        tokens, targets = [*tokens, ids], [*targets, np.roll(ids, -1)]
+    return dataclasses.replace(
+        batch, tokens=np.concatenate(tokens), targets=np.concatenate(targets), rows=Rows(tuple(runs))
+    )
 
 
 def shake(model: CausalLM, seed: int) -> None:
@@ -126,11 +185,10 @@ def shake(model: CausalLM, seed: int) -> None:
     for name, param in model.named_params():
         if param.init_std:
             continue
-        for part, rows in param.spec.local_parts():
+        for part, place in param.placement.places():
             key = stream_key(seed, f"verify/{name}/{part.name}")
-            shape, dim, dtype = param.spec.global_shape(part), param.spec.dim, param.data.dtype
-            noise = normal_rows(shape, dim, part.held, key, dtype, array_module(param.data))
-            param.spec.view(param.data, rows)[...] += noise * dtype.type(0.1)
+            noise = normal_box(part.shape, part.held, key, param.data.dtype, array_module(param.data))
+            param.data[place] += noise * param.data.dtype.type(0.1)
 
 
 def parse_layers(text: str | None, num_layers: int) -> range | None:
@@ -159,7 +217,7 @@ def check_memory(source: Source, ranks: int, steps: int, available: int | None) 
     need = needed_bytes(source, ranks, steps)
     if available is None or need <= available:
         return
-    first, layers = source.chosen_layers.start, len(source.chosen_layers)
+    first, layers = source.model.chosen_blocks.start, len(source.model.chosen_blocks)
     one = needed_bytes(source, ranks, steps, 1)
     fewer = 1 + int((available - one) * (layers - 1) / (need - one)) if one <= available else 0
     advice = (
@@ -183,10 +241,3 @@ def available_bytes() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _run_source(args: SourceArguments, run: RunConfig, data: RunData, device: Device) -> Source:
-    config = model_config(run, data)
-    invariant, blocks = args.invariant or run.train.invariant, args.invariant_blocks or run.train.invariant_blocks
-    directory = None if run.model.from_ is None else Path(run.model.from_)
-    return Source(config, directory, run.train.seed, args.dtype, device, choose_blocks(invariant, blocks, config.heads))

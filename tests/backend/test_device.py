@@ -19,43 +19,30 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, count: int | Exception) -> list[i
     used: list[int] = []
 
     def device(index: int) -> SimpleNamespace:
-        return SimpleNamespace(use=lambda: used.append(index), synchronize=lambda: None)
+        return SimpleNamespace(use=lambda: used.append(index))
 
     def get_count() -> int:
         if isinstance(count, Exception):
             raise count
         return count
 
-    runtime = SimpleNamespace(
-        CUDARuntimeError=CUDARuntimeError,
-        getDeviceCount=get_count,
-        getDeviceProperties=lambda index: {"name": b"H200", "totalGlobalMem": 141 * 2**30},
-    )
+    runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError, getDeviceCount=get_count)
     cupy = ModuleType("cupy")
     cupy.cuda = SimpleNamespace(runtime=runtime, Device=device)
-    cupy.__version__ = "14.0"
-    cupy.asarray = np.array
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return used
 
 
 def test_cpu() -> None:
     device = make_device("cpu", 3)
-    x = np.ones(3)
     assert (device.name, device.xp) == ("cpu", np)
-    assert device.asarray(x) is x
-    assert device.to_host(x) is x
-    device.synchronize()
-    assert device.description() == "cpu (NumPy)"
 
 
 def test_gpu_is_chosen_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     used = fake_cupy(monkeypatch, 4)
     device = make_device("gpu", 6)
     assert used == [2]
-    assert device.description() == "gpu 2 of 4 (H200, 141 GiB, CuPy 14.0)"
-    assert device.asarray(np.ones(3)).shape == (3,)
-    device.synchronize()
+    assert (device.name, device.xp) == ("gpu", sys.modules["cupy"])
 
 
 def test_gpu_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:

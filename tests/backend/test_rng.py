@@ -72,25 +72,27 @@ def test_normals_look_normal():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("shape", "dim"), [((7, 5), 0), ((7, 5), 1), ((9,), 0), ((3, 4, 5), 1), ((2, 0, 3), 0)])
 def test_normal_rows_are_slices_of_the_global_tensor(xp, monkeypatch, dtype, shape, dim):
-    whole = streams.normal_rows(shape, dim, range(shape[dim]), KEY, dtype, xp)
+    whole = streams.normal_box(shape, tuple(map(range, shape)), KEY, dtype, xp)
     assert_like(whole, dtype, xp)
     flat = streams.normal_at(from_host(np.arange(math.prod(shape), dtype=np.uint64), xp), KEY, xp)
     np.testing.assert_array_equal(to_host(whole), to_host(flat).astype(dtype).reshape(shape))
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", 4)
     for rows in (range(0, 2), range(1, shape[dim]), range(1, 1)):
-        part = to_host(streams.normal_rows(shape, dim, rows, KEY, dtype, xp))
+        box = tuple(rows if each == dim else range(size) for each, size in enumerate(shape))
+        part = to_host(streams.normal_box(shape, box, KEY, dtype, xp))
         np.testing.assert_array_equal(part, np.take(to_host(whole), list(rows), axis=dim))
 
 
-def test_uniforms(xp):
-    index = np.arange(100_000, dtype=np.uint64)
-    u = to_host(streams.uniform_at(from_host(index, xp), KEY, xp))
-    assert u.dtype == np.float64 and u.min() >= 0 and u.max() < 1
-    assert abs(u.mean() - 0.5) < 4 * math.sqrt(1 / 12 / len(u))
-    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 4 / math.sqrt(len(u))
-    bits = streams.uniform_bits_at(from_host(index, xp), KEY, xp)
-    assert_like(bits, np.uint32, xp)
-    np.testing.assert_array_equal(to_host(bits), np.floor(u * 2**32).astype(np.uint32))
+def test_boxes_cut_in_several_dims(xp, monkeypatch):
+    whole = to_host(streams.normal_box((4, 5, 6), (range(4), range(5), range(6)), KEY, np.float64, xp))
+    monkeypatch.setattr(streams, "BLOCK_ELEMENTS", 4)
+    for box in [
+        (range(1, 3), range(2, 5), range(6)),
+        (range(4), range(0, 2), range(3, 6)),
+        (range(0), range(5), range(6)),
+    ]:
+        part = to_host(streams.normal_box((4, 5, 6), box, KEY, np.float64, xp))
+        np.testing.assert_array_equal(part, whole[np.ix_(*box)])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

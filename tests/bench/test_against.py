@@ -85,8 +85,8 @@ def test_a_peer_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(against, "PROGRAMS", tmp_path)
     with pytest.raises(LaunchError, match="ended early.*needs transformers and torch"):
         against.Peer(sys.executable, "transformers_decode.py", {})
-    with pytest.raises(LaunchError, match="can't start /nowhere/python"):
-        against.Peer("/nowhere/python", "torch_train.py", {})
+    with pytest.raises(LaunchError, match=f"can't start {tmp_path}/none/python"):
+        against.Peer(f"{tmp_path}/none/python", "torch_train.py", {})
 
 
 def test_comparison() -> None:

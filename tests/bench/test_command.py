@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from mpitp.backend.threads import limit_blas_threads
-from mpitp.bench import allreduce, command, decode, overlap, save, train
+from mpitp.bench import allreduce, command, decode, overlap, replicas, save, train
 from mpitp.bench.machine import warnings_of
 from mpitp.bench.products import attention_products, linear_products
 from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import UsageError
+from mpitp.layers.site import make_site
 
 SIZES = "--layers 2 --hidden 24 --heads 3 --vocab 17 --ffn 10".split()
 TRAIN = ["train", *SIZES, "--batch", "2", "--seq", "5", "--steps", "2"]
@@ -46,11 +47,27 @@ def json_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, A
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
 def test_train_tells_step_floor_profile_and_invariant_cost(clock: str, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json_of([*TRAIN, "--invariant", "--clock", clock], capsys)
+    facts = json_of(
+        [
+            *TRAIN,
+            "--invariant",
+            "--sequence-parallel",
+            "--recompute",
+            "full",
+            "--clock",
+            clock,
+            "--context-parallel",
+            "heads",
+        ],
+        capsys,
+    )
     assert facts["bench"] == "train"
     assert facts["tokens_per_step"] == 10
     assert facts["step_to_floor"]["least"] > 0
     assert facts["invariant"]["blocks"] == 3
+    assert facts["sequence_parallel"]["step_least_seconds"] > 0
+    assert facts["context_parallel"]["efficiency_least"] > 0
+    assert facts["recompute"]["wish"] == "full" and facts["recompute"]["step_least_seconds"] > 0
     profile = facts["profile"]
     parts = sum(seconds for name, seconds in profile.items() if name != "total")
     assert parts == pytest.approx(profile["total"])
@@ -102,8 +119,8 @@ def test_every_rank_measures_the_same_and_counts_the_closed_form() -> None:
     def check(group: Group) -> dict[str, Any]:
         args = parsed(*TRAIN)
         config = config_of(args, "gpt2", args.seq)
-        batch = train.random_batch(config, args.batch, args.seq)
-        model = random_model(config, group, "float32")
+        batch = train.batch_to_time(config, args.batch, args.seq)
+        model = random_model(config, make_site(group))
         return train._communication(train.step_of(model, batch), config, batch, model)
 
     first, second = run_threads(2, check)
@@ -115,8 +132,8 @@ def test_overlap_tells_both_kinds_of_sum_on_every_rank() -> None:
     def check(group: Group) -> tuple[dict[str, Any], bool]:
         args = parsed(*TRAIN)
         config = config_of(args, "gpt2", args.seq)
-        model = random_model(config, group, "float32")
-        step = train.step_of(model, train.random_batch(config, args.batch, args.seq))
+        model = random_model(config, make_site(group))
+        step = train.step_of(model, train.batch_to_time(config, args.batch, args.seq))
         return overlap.measure_overlap(step, group, 2), "start_all_reduce" in vars(group)
 
     first, second = run_threads(2, check)
@@ -158,7 +175,7 @@ def test_decode_and_allreduce_on_two_ranks() -> None:
 
 def test_floor_has_the_steps_flops() -> None:
     args = parsed(*TRAIN)
-    model = random_model(config_of(args, "gpt2", 5), SerialGroup(), "float32")
+    model = random_model(config_of(args, "gpt2", 5), make_site(SerialGroup()))
     per_block = 4 * 24 * 24 + 2 * 24 * 10
     assert sum(product.flops for product in linear_products(model, 10)) == 3 * 2 * 10 * (2 * per_block + 17 * 24)
     products = attention_products(model, (5, 5))
@@ -203,3 +220,21 @@ def test_save_counts_the_state_once_on_several_ranks(ranks: int, tmp_path: Path)
     found = [facts["state_bytes"] for facts in run_threads(ranks, lambda group: save.measure(args, group))]
     assert found == [save.measure(args, SerialGroup())["state_bytes"]] * ranks
     assert save.report(save.measure(args, SerialGroup()))[-2].startswith("checkpoint / plain writes")
+
+
+def test_replicas_are_measured_against_ranks_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["replicas", *SIZES, "--batch", "2", "--seq", "5", "--rounds", "1"]
+    facts = json_of(words, capsys)
+    assert set(facts["steps"]) == {"alone", "apart", "zero 0", "zero 1", "zero 2", "zero 3"}
+    assert facts["steps"]["apart"]["apart_least"] == 1.0
+    two = run_threads(2, lambda group: replicas.measure(parsed(*words), group))
+    assert two[0]["steps"] == two[1]["steps"] and two[0]["tokens_per_step"] == 2 * facts["tokens_per_step"] == 40
+    assert len(replicas.report(two[0])) == 9
+
+
+def test_serve_tells_what_company_gains_and_what_the_server_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    facts = json_of(["serve", *SIZES, "--texts", "3", "--prompt", "4", "--tokens", "5", "--rounds", "2"], capsys)
+    assert set(facts["tokens_per_second"]) == {"one", "many", "server"}
+    assert facts["many_to_one"]["least"] > 0 and facts["server_of_engine"]["median"] > 0
+    assert facts["ranks"] == 1 and facts["texts"] == 3

@@ -16,6 +16,7 @@ from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import UsageError
+from mpitp.layers.site import make_site
 
 WORDS = "scaling --layers 2 --hidden 24 --heads 3 --vocab 17 --ffn 10 --seq 5 --batch 2 --rounds 1".split()
 WORDS += "--widths 12 --seqs 3 --batches 2 4".split()
@@ -41,7 +42,7 @@ def test_rank_counts(ranks: int, counts: list[int]) -> None:
 def test_flops_are_those_of_the_products() -> None:
     """One query row a tile sees all keys up to its own: the products of whole tiles are an upper bound."""
     args = parsed()
-    model = random_model(config_of(args, "gpt2", 5), SerialGroup(), "float32")
+    model = random_model(config_of(args, "gpt2", 5), make_site(SerialGroup()))
     work = scaling.work_of(model, scaling.Point(24, 5, 2), 1)
     linears = sum(product.flops for product in linear_products(model, 10))
     attention = sum(product.flops for product in attention_products(model, (5, 5)))

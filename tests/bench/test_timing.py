@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from mpitp.bench.profile import WATCHED, Stopwatch, watch_functions
-from mpitp.bench.timing import Samples, take_turns
+from mpitp.bench.timing import Samples, say_progress, take_turns
 from mpitp.comm import SerialGroup
 
 
@@ -53,3 +55,12 @@ def test_watched_functions_are_restored() -> None:
         assert all(now is not then for now, then in zip(all_watched(), before, strict=True))
         raise ZeroDivisionError
     assert all_watched() == before
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_progress(SerialGroup(), "round 1 of 2")
+    monkeypatch.setattr(sys, "stderr", None)  # closed
+    say_progress(SerialGroup(), "round 2 of 2")
+    assert capsys.readouterr().out == ""

@@ -11,8 +11,9 @@ from mpitp.bench.profile import Calls, Stopwatch, watch_group
 from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of
 from mpitp.bench.traffic import norm_slots, step_traffic
-from mpitp.bench.train import random_batch, step_of
+from mpitp.bench.train import batch_to_time, step_of
 from mpitp.comm import Group, run_threads
+from mpitp.layers.site import make_site
 from mpitp.models.config import DecoderConfig
 from mpitp.optim.grad_norm import GradNorm
 
@@ -26,8 +27,8 @@ def config(model_type: str, heads: int, kv_heads: int) -> DecoderConfig:
 
 
 def counted(group: Group, cfg: DecoderConfig, dtype: str, blocks: int) -> tuple[Calls, int]:
-    model = random_model(cfg, group, dtype, blocks)
-    step = step_of(model, random_batch(cfg, SEQUENCES, LENGTH))
+    model = random_model(cfg, make_site(group, dtype=dtype, invariant_blocks=blocks))
+    step = step_of(model, batch_to_time(cfg, SEQUENCES, LENGTH))
     with watch_group(group, Stopwatch()) as calls:
         step()
     assert "all_reduce" not in vars(group), "the group is as it was"
@@ -61,5 +62,6 @@ def test_nothing_travels_on_one_rank() -> None:
 
 def test_llama_with_a_shared_kv_head_counts_its_gradients() -> None:
     rows = {row.what: row for row in step_traffic(config("llama", 6, 2), 4, 10, 4)}
-    assert rows["KV gradients"].total_bytes == 2 * 2 * 2 * 10 * 4 * 4  # layers, shared heads, dk and dv, t, d, bytes
-    assert "KV gradients" not in {row.what for row in step_traffic(config("llama", 6, 2), 2, 10, 4)}
+    kv = "blocks.*.attention.heads backward"
+    assert rows[kv].total_bytes == 2 * 2 * 2 * 10 * 4 * 4  # layers, shared heads, dk and dv, t, d, bytes
+    assert kv not in {row.what for row in step_traffic(config("llama", 6, 2), 2, 10, 4)}

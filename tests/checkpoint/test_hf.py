@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,25 @@ import pytest
 import safetensors.numpy
 
 from mpitp.backend.device import CpuDevice
-from mpitp.checkpoint import HfWeights, load_config, load_model, raise_together, read_config, save_model
-from mpitp.checkpoint import hf as hf_module
+from mpitp.checkpoint import (
+    Documents,
+    HfWeights,
+    hf_directory,
+    load_config,
+    load_model,
+    raise_together,
+    read_config,
+    save_model,
+)
 from mpitp.checkpoint.hf import expected_tensors, plan_shards
+from mpitp.checkpoint.load import load_blocks
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.threads import run_threads
 from mpitp.errors import ConfigError, FileError, UsageError
-from tests.sharded import StrictDevice
+from mpitp.layers.placement import Part
+from mpitp.layers.site import make_site
+from mpitp.models.ends import TOKENIZER, notices_of, with_ends
+from tests.sharded import StrictDevice, weights
 
 GOLDEN = Path(__file__).resolve().parent.parent / "parity" / "golden"
 MODELS = ["gpt2", "llama-gqa", "llama-mqa-bias", "qwen2"]
@@ -56,8 +69,8 @@ def test_load_and_save_keep_every_tensor(name, ranks, tmp_path):
     target = tmp_path / "saved"
 
     def rank_main(group):
-        model = load_model(GOLDEN / name, group, dtype="float64")
-        save_model(model, target, group, config=model.config.hf, save_dtype="float64")
+        model = load_model(GOLDEN / name, make_site(group, dtype="float64"))
+        save_model(model, target, group, Documents(model.config.hf), save_dtype="float64")
 
     run_threads(ranks, rank_main)
     expected, saved = stored_tensors(GOLDEN / name), stored_tensors(target)
@@ -71,9 +84,9 @@ def test_load_and_save_keep_every_tensor(name, ranks, tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "llama-mqa-bias"])
 def test_the_same_bytes_at_every_rank_count(name, save_dtype, tmp_path):
     def rank_main(group, target):
-        model = load_model(GOLDEN / name, group)
+        model = load_model(GOLDEN / name, make_site(group))
         extra = {"tokenizer.json": b"{}"}
-        save_model(model, target, group, config=model.config.hf, extra_files=extra, save_dtype=save_dtype)
+        save_model(model, target, group, Documents(model.config.hf, extra_files=extra), save_dtype=save_dtype)
 
     for ranks in RANKS:
         run_threads(ranks, rank_main, tmp_path / str(ranks))
@@ -88,8 +101,8 @@ def test_the_same_bytes_at_every_rank_count(name, save_dtype, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_on_a_device_pass_through_host_memory(name, tmp_path):
     def rank_main(group, target, device):
-        model = load_model(GOLDEN / name, group, device=device)
-        save_model(model, target, group, config=model.config.hf)
+        model = load_model(GOLDEN / name, make_site(group, device=device))
+        save_model(model, target, group, Documents(model.config.hf))
 
     run_threads(2, rank_main, tmp_path / "device", StrictDevice())
     run_threads(1, rank_main, tmp_path / "host", CpuDevice())
@@ -99,8 +112,8 @@ def test_parameters_on_a_device_pass_through_host_memory(name, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_sharded_files_are_saved_and_read_back(ranks, tmp_path):
     def rank_main(group):
-        model = load_model(GOLDEN / "llama-gqa", group)
-        save_model(model, tmp_path / "m", group, config=model.config.hf, max_shard_bytes=30_000)
+        model = load_model(GOLDEN / "llama-gqa", make_site(group))
+        save_model(model, tmp_path / "m", group, Documents(model.config.hf), max_shard_bytes=30_000)
 
     run_threads(ranks, rank_main)
     files = sorted(path.name for path in (tmp_path / "m").glob("*.safetensors"))
@@ -108,7 +121,7 @@ def test_sharded_files_are_saved_and_read_back(ranks, tmp_path):
     index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
     assert sorted(set(index["weight_map"].values())) == files
     assert index["metadata"]["total_size"] == sum(4 * array.size for array in stored_tensors(tmp_path / "m").values())
-    load_model(tmp_path / "m", SerialGroup())
+    load_model(tmp_path / "m", make_site(SerialGroup()))
 
 
 def test_shards_are_filled_in_the_order_of_names():
@@ -126,14 +139,114 @@ def test_names_without_their_first_word_are_found(tmp_path):
     tensors = {name.removeprefix("transformer."): array for name, array in stored_tensors(directory).items()}
     tensors["h.0.attn.bias"] = np.zeros((1, 1, 4, 4), np.float32)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
-    bare, whole = load_model(directory, SerialGroup()), load_model(GOLDEN / "gpt2", SerialGroup())
+    bare, whole = load_model(directory, make_site(SerialGroup())), load_model(GOLDEN / "gpt2", make_site(SerialGroup()))
     for (name, a), (_, b) in zip(bare.named_params(), whole.named_params(), strict=True):
         np.testing.assert_array_equal(a.data, b.data, err_msg=name)
 
 
-def test_eos_ids_of_the_generation_config_count(model_dir):
-    (model_dir / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    assert load_config(model_dir).eos_ids == (5, 7)
+def change_json(path, **changes):
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | changes))
+
+
+def test_tensors_behind_the_word_of_a_wrapper_are_found(tmp_path):
+    directory = Path(shutil.copytree(GOLDEN / "gpt2", tmp_path / "wrapped"))
+    tensors = {f"module.{name}": array for name, array in stored_tensors(directory).items()}
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    found, whole = (load_model(place, make_site(SerialGroup())) for place in (directory, GOLDEN / "gpt2"))
+    for (name, a), (_, b) in zip(found.named_params(), whole.named_params(), strict=True):
+        np.testing.assert_array_equal(a.data, b.data, name)
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "union", "line"),
+    [
+        ([51, 52], [5, 7], (51, 52, 5, 7), "config.json names 51, 52; generation_config.json names 5, 7"),
+        (5, [5, 7], (5, 7), "config.json names 5; generation_config.json names 5, 7"),
+        (5, 5, (5,), None),
+        (5, [5], (5,), None),
+        ([5, 7], [7, 5], (5, 7), None),
+        (5, None, (5,), None),
+        (None, 7, (7,), None),
+        (None, None, (), None),
+    ],
+)
+def test_the_ends_of_text_of_both_configs_count(model_dir, in_config, in_generation, union, line):
+    change_json(model_dir / "config.json", eos_token_id=in_config)
+    change_json(model_dir / "generation_config.json", eos_token_id=in_generation)
+    config = load_config(model_dir)
+    assert config.eos_ids == union
+    assert ([f"the ends of text differ: {line}; each of them ends a text"] if line else []) == notices_of(config)
+    if in_generation is not None:
+        assert config.hf["eos_token_id"] == (list(union) if len(union) > 1 else union[0])
+
+
+def test_the_end_of_the_tokenizer_counts_beside_theirs(model_dir):
+    config = load_config(model_dir)
+    assert notices_of(with_ends(config, TOKENIZER, (52,))) == []
+    added = with_ends(config, TOKENIZER, (9,))
+    assert added.eos_ids == (51, 52, 9) and added.hf["eos_token_id"] == [51, 52, 9]
+    assert "generation_config.json names 51, 52; the tokenizer names 9" in notices_of(added)[0]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", [-1, True, "x", 53, [1, 10**30], {}, 1.0])
+def test_ends_of_text_that_are_no_ids_are_refused(model_dir, file, value):
+    change_json(model_dir / file, eos_token_id=value)
+    with pytest.raises(ConfigError, match="eos_token_id|end-of-text id"):
+        load_config(model_dir)
+
+
+@pytest.mark.parametrize("value", [-1, True, "x", 53])
+def test_a_beginning_of_text_that_is_no_id_is_refused(model_dir, value):
+    change_json(model_dir / "generation_config.json", bos_token_id=value)
+    with pytest.raises(ConfigError, match="generation_config.json: bos_token_id=.* is not one of the 53 ids"):
+        load_config(model_dir)
+
+
+def test_a_tied_model_that_is_stored_as_its_head_alone(tmp_path):
+    """What `safetensors.torch.save_model` writes: of two names for one tensor the first in the alphabet."""
+    for name, embedding in (("gpt2", "transformer.wte.weight"), ("llama-gqa", "model.embed_tokens.weight")):
+        directory = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+        change_json(directory / "config.json", tie_word_embeddings=True)
+        rewrite(directory, lambda tensors: tensors.pop("lm_head.weight", None))
+        usual = load_model(directory, make_site(SerialGroup()))
+        rewrite(directory, lambda tensors, old=embedding: tensors.update({"lm_head.weight": tensors.pop(old)}))
+        expected = weights(SerialGroup(), usual.named_params())
+        for ranks in (1, 3):
+            found = run_threads(
+                ranks, lambda group, where=directory: weights(group, load_model(where, make_site(group)).named_params())
+            )[0]
+            assert found.keys() == expected.keys()
+            for tensor, values in expected.items():
+                np.testing.assert_array_equal(found[tensor], values, err_msg=tensor)
+        load_blocks(directory, make_site(SerialGroup()), range(1))
+
+
+def test_an_untied_model_still_needs_both(model_dir):
+    rewrite(model_dir, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert "1 missing: model.embed_tokens.weight" in refusal(model_dir)
+
+
+def test_one_file_of_weights_beside_the_index_of_others_is_refused(tmp_path):
+    directory = Path(shutil.copytree(GOLDEN / "llama-mqa-bias", tmp_path / "both"))
+    shutil.copy(GOLDEN / "llama-gqa" / "model.safetensors", directory)
+    assert "holds two models: model.safetensors, and model.safetensors.index.json of model-00001" in refusal(directory)
+
+
+def test_an_index_of_the_one_file_is_no_second_model(model_dir):
+    index = {"weight_map": dict.fromkeys(stored_tensors(model_dir), "model.safetensors")}
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
+    load_model(model_dir, make_site(SerialGroup()))
+
+
+def test_what_is_written_names_its_class_and_one_dtype(tmp_path):
+    model = load_model(GOLDEN / "llama-gqa", make_site(SerialGroup()))
+    config = {**model.config.hf, "dtype": "float64", "torch_dtype": "float16", "architectures": [None]}
+    save_model(model, tmp_path / "m", SerialGroup(), Documents(config), save_dtype="bfloat16")
+    written = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    assert written["dtype"] == "bfloat16" and "torch_dtype" not in written
 
 
 # What is refused
@@ -141,7 +254,7 @@ def test_eos_ids_of_the_generation_config_count(model_dir):
 
 def refusal(directory, error=FileError):
     with pytest.raises(error) as caught:
-        load_model(directory, SerialGroup())
+        load_model(directory, make_site(SerialGroup()))
     return str(caught.value)
 
 
@@ -168,7 +281,7 @@ def test_a_config_with_more_layers_than_the_files(model_dir):
 def test_a_tied_head_may_be_stored_when_it_is_equal(tmp_path):
     directory = Path(shutil.copytree(GOLDEN / "gpt2", tmp_path / "tied"))
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"]}))
-    load_model(directory, SerialGroup())
+    load_model(directory, make_site(SerialGroup()))
     rewrite(directory, lambda tensors: tensors["lm_head.weight"].__setitem__((40, 3), 9.0))
     assert "lm_head.weight is tied to another one" in refusal(directory)
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": np.zeros((1, 1), np.float32)}))
@@ -201,6 +314,8 @@ def test_directories_that_are_none(model_dir, tmp_path):
     assert "doesn't exist" in refusal(tmp_path / "none")
     assert "is a file, not a directory" in refusal(model_dir / "config.json")
     assert "holds no config.json" in refusal(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    assert "x.gguf is a file, not a directory; mpitp convert makes one of it" in refusal(tmp_path / "x.gguf")
     (model_dir / "model.safetensors").unlink()
     assert "holds neither model.safetensors nor" in refusal(model_dir)
     (model_dir / "pytorch_model.bin").write_bytes(b"x")
@@ -219,10 +334,10 @@ def test_directories_that_are_none(model_dir, tmp_path):
 
 def save_on(ranks, target, **options):
     def rank_main(group):
-        model = load_model(GOLDEN / "llama-gqa", group)
+        model = load_model(GOLDEN / "llama-gqa", make_site(group))
         errors = None
         try:
-            save_model(model, target, group, config=model.config.hf, **options)
+            save_model(model, target, group, Documents(model.config.hf), **options)
         except Exception as error:
             errors = f"{type(error).__name__}: {error}"
         return errors
@@ -242,6 +357,16 @@ def test_an_existing_directory_is_replaced_only_when_asked(ranks, tmp_path):
     assert save_on(ranks, target, overwrite=True) == [None] * ranks
     assert "vocab.json" not in contents(target)
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_model_that_is_a_link_to_another_disk_stays_one(ranks, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(tmp_path / "scratch")
+    for _ in range(2):  # the link leads to nothing; to a model
+        assert save_on(ranks, tmp_path / "run" / "model", overwrite=True) == [None] * ranks
+        assert (tmp_path / "run" / "model").is_symlink() and "config.json" in contents(tmp_path / "scratch")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "scratch"]
 
 
 def test_overwriting_something_that_is_no_model_is_refused(tmp_path):
@@ -307,19 +432,20 @@ def test_the_old_directory_comes_back_when_publishing_fails(tmp_path, monkeypatc
 
 
 def test_an_unknown_save_dtype(tmp_path):
-    model = load_model(GOLDEN / "gpt2", SerialGroup())
+    model = load_model(GOLDEN / "gpt2", make_site(SerialGroup()))
     with pytest.raises(UsageError, match="expected one of float64, float32"):
-        save_model(model, tmp_path / "m", SerialGroup(), config={}, save_dtype="int8")
+        save_model(model, tmp_path / "m", SerialGroup(), Documents({}), save_dtype="int8")
 
 
 def test_an_element_that_nobody_owns_is_caught(tmp_path):
     """Were a rank's rows forgotten, zeros would be saved in their place."""
-    model = load_model(GOLDEN / "gpt2", SerialGroup())
+    model = load_model(GOLDEN / "gpt2", make_site(SerialGroup()))
     _, param = next(iter(model.named_params()))
-    part = param.spec.parts[0]
-    object.__setattr__(part, "owned", range(1, part.size))
+    rows, *others = param.placement.parts[0].dims
+    shorter = Part(param.placement.parts[0].name, (replace(rows, owned=range(1, rows.size)), *others))
+    param.placement = replace(param.placement, parts=(shorter,))
     with pytest.raises(AssertionError, match="owned by no rank"):
-        save_model(model, tmp_path / "m", SerialGroup(), config={})
+        save_model(model, tmp_path / "m", SerialGroup(), Documents({}))
 
 
 def test_raise_together():
@@ -353,7 +479,7 @@ def test_each_rank_reads_only_its_own_bytes(name, monkeypatch):
     monkeypatch.setattr(os, "preadv", preadv)
 
     def rank_main(group):
-        model = load_model(GOLDEN / name, group)
+        model = load_model(GOLDEN / name, make_site(group))
         return sum(param.data.size for _, param in model.named_params())
 
     held = sum(run_threads(3, rank_main))
@@ -366,8 +492,8 @@ def test_each_rank_reads_only_its_own_bytes(name, monkeypatch):
 
 def test_expected_tensors_are_the_stored_ones():
     for name in MODELS:
-        model = load_model(GOLDEN / name, SerialGroup())
+        model = load_model(GOLDEN / name, make_site(SerialGroup()))
         with HfWeights(GOLDEN / name) as weights:
             assert expected_tensors(model) == weights.shapes()
     assert read_config(GOLDEN / "gpt2")["model_type"] == "gpt2"
-    assert hf_module.FIRST_FEW == 5
+    assert hf_directory.FIRST_FEW == 5

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from mpitp.checkpoint.safetensors_file import SafetensorsWriter, create_file, plan_file
+from mpitp.checkpoint.safetensors_file import SafetensorsWriter, create_file
+from mpitp.checkpoint.safetensors_header import plan_file
 
 ROWS, COLS, TENSORS = 4096, 4096, 4  # 256 MiB as float32
 
@@ -15,7 +16,8 @@ PROGRAM = """
 import json, resource, sys
 import numpy as np
 from mpitp.checkpoint import load_params
-from mpitp.layers.param import Param, Part, ShardSpec
+from mpitp.layers.param import Param
+from mpitp.layers.placement import Cut, Part, Placement
 from mpitp.models.names import HfPiece
 
 path, rows, cols, tensors, dim = sys.argv[1], *map(int, sys.argv[2:])
@@ -24,8 +26,9 @@ held = range(rows // 4, 3 * rows // 4)
 class Half:
     def __init__(self):
         shape = (len(held), cols) if dim == 0 else (cols, len(held))
-        spec = ShardSpec(shape, dim, (Part("", rows, held, held),))
-        self.params = {f"w{i}": Param(np.empty(shape, np.float32), spec) for i in range(tensors)}
+        cut, whole = Cut(rows, held, held, (held,), "tp"), Cut.whole(cols)
+        placement = Placement((Part("", (cut, whole) if dim == 0 else (whole, cut)),), dim)
+        self.params = {f"w{i}": Param(np.empty(shape, np.float32), placement) for i in range(tensors)}
     def named_params(self):
         yield from self.params.items()
     def hf_pieces(self):

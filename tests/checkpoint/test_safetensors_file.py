@@ -1,6 +1,7 @@
 """The safetensors format: what the reference library writes is read, what is written it reads, damage is named."""
 
 import json
+import time
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,8 @@ import safetensors
 import safetensors.numpy
 
 from mpitp.checkpoint import safetensors_file
-from mpitp.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter, create_file, plan_file
+from mpitp.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter, create_file
+from mpitp.checkpoint.safetensors_header import plan_file
 from mpitp.errors import FileError
 
 
@@ -32,8 +34,13 @@ def narrow_bands(monkeypatch):
 def read(path, name, shape, dim=0, start=0, dtype=np.float32):
     out = np.full(shape, np.nan, dtype)
     with SafetensorsFile(path) as file:
-        file.read(name, out, dim, start)
+        file.read(name, out, starts(len(shape), dim, start))
     return out
+
+
+def starts(ndim, dim, start):
+    """Where a box begins that is cut along one dim."""
+    return [start if each == dim else 0 for each in range(ndim)]
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, np.float64, ml_dtypes.bfloat16])
@@ -49,7 +56,7 @@ def test_slices_of_what_the_reference_library_wrote(path, stored, dtype, dim, st
     np.testing.assert_array_equal(read(path, "w", expected.shape, dim, start, dtype), expected)
     transposed = np.full(expected.T.shape, np.nan, dtype)
     with SafetensorsFile(path) as file:
-        file.read("w", transposed.T, dim, start)
+        file.read("w", transposed.T, starts(2, dim, start))
     np.testing.assert_array_equal(transposed, expected.T)
 
 
@@ -73,10 +80,10 @@ def test_what_is_written_in_slices_the_library_reads(path, dtype):
     create_file(path, layout)
     writer = SafetensorsWriter(path, layout)
     for start, stop in ((0, 4), (4, 9)):
-        writer.write("w", matrix[start:stop], 0, start)
-        writer.write("t", matrix[start:stop].T, 1, start)
-    writer.write("v", vector[:6], 0, 0)
-    writer.write("v", vector[6:], 0, 6)
+        writer.write("w", matrix[start:stop], (start, 0))
+        writer.write("t", matrix[start:stop].T, (0, start))
+    writer.write("v", vector[:6], (0,))
+    writer.write("v", vector[6:], (6,))
     writer.close()
     stored = safetensors_file.FLOAT_DTYPES[dtype]
     with safetensors.safe_open(path, "numpy") as file:
@@ -181,3 +188,24 @@ def test_a_file_that_shrinks_while_open(path):
             other.truncate(200)
         with pytest.raises(FileError, match="became shorter"):
             file.read("w", np.empty(100, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ({"w": entry(0, 8, [int("9" * 4000)])}, "lists of whole numbers, not below 0 or above 2"),
+        ({"w": entry(0, int("9" * 4000))}, "lists of whole numbers"),
+        ({"w": entry(0, 8, [2**62] * 64)}, "needs"),
+        ({"w": entry(0, 8, [1] * 65)}, "at most 64 dims"),
+        (b'{"w": ' + b"[" * 100_000, "not JSON"),
+        (b'{"w": ' + b"9" * 100_000 + b"}", "not JSON"),
+        (b"{" + b",".join(b'"t%d": 0' % i for i in range(60_000)) + b', "t59999": 0}', "names t59999 twice"),
+    ],
+    ids=range(7),
+)
+def test_hostile_headers_are_refused_at_once(path, header, words):
+    path.write_bytes(with_header(header, b"\0" * 8))
+    started = time.process_time()
+    with pytest.raises(FileError, match=words):
+        SafetensorsFile(path)
+    assert time.process_time() - started < 5  # names compared each with each took minutes

@@ -16,20 +16,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import mpitp.checkpoint.safetensors_file
-from mpitp.checkpoint import training
+from mpitp.checkpoint import manifest, training
+from mpitp.checkpoint.existing import checkpoints, find_damage, newest_whole, read_state
 from mpitp.checkpoint.load import load_model
-from mpitp.checkpoint.training import (
-    BackgroundSave,
-    Contents,
-    Save,
-    checkpoints,
-    find_damage,
-    load_arrays,
-    newest_whole,
-    read_state,
-)
+from mpitp.checkpoint.training import BackgroundSave, Contents, Save, load_arrays
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import FileError
+from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, config_from_hf, new_model
 from tests.models.model_cases import GPT2, LLAMA
 from tests.sharded import assert_same_bits, weights
@@ -49,12 +42,12 @@ def moments_of(model: CausalLM, scale: float) -> dict[str, dict[str, Any]]:
 
 def contents(model: CausalLM, step: int) -> Contents:
     config = {"model_type": model.config.hf["model_type"], **model.config.hf}
-    state = {"format": training.FORMAT, "step": step}
+    state = {"format": manifest.FORMAT, "step": step}
     return Contents(model, moments_of(model, 3.0), "float32", config, state, {}, {"tokenizer.json": b"{}"})
 
 
 def save(group: Group, root: Path, step: int, name: str = "gpt2", keep: int = 3, seed: int = 7) -> CausalLM:
-    model = new_model(config_from_hf(CASES[name]), group, seed=seed)
+    model = new_model(config_from_hf(CASES[name]), make_site(group), seed=seed)
     saving = Save(root, step, contents(model, step), group, keep)
     saving.run()
     saving.wait_for_removal()
@@ -77,7 +70,9 @@ def test_what_is_in_it(tmp_path: Path, name: str) -> None:
     assert path.name == "step-00000005"
     assert sorted(files(path)) == sorted([*small, "manifest.json", "model.safetensors", *optimizer])
     tensors = load_file(path / "model.safetensors")
-    assert_same_bits(weights(SERIAL, load_model(path, SERIAL).named_params()), weights(SERIAL, model.named_params()))
+    assert_same_bits(
+        weights(SERIAL, load_model(path, make_site(SERIAL)).named_params()), weights(SERIAL, model.named_params())
+    )
     assert_same_bits(load_file(path / optimizer[0]), {key: value * 3.0 for key, value in tensors.items()})
     assert_same_bits(load_file(path / optimizer[1]), {key: value**2 for key, value in tensors.items()})
     listed = json.loads((path / "manifest.json").read_text())["files"]
@@ -109,7 +104,7 @@ def test_any_rank_count_writes_the_same_bytes_and_reads_them(tmp_path: Path, nam
     path = tmp_path / "1" / "step-00000005"
 
     def read(group: Group) -> None:
-        other = new_model(config_from_hf(CASES[name]), group, seed=8)
+        other = new_model(config_from_hf(CASES[name]), make_site(group), seed=8)
         moments = moments_of(other, 1.0)
         load_arrays(path, other, moments)
         assert_same_bits(weights(group, other.named_params()), whole)
@@ -123,7 +118,7 @@ def test_any_rank_count_writes_the_same_bytes_and_reads_them(tmp_path: Path, nam
 
 
 def test_large_files_have_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1000)
     for ranks in (1, 3):
         run_threads(ranks, save, tmp_path / str(ranks), 5)
         (path,) = checkpoints(tmp_path / str(ranks))
@@ -269,7 +264,7 @@ def test_state_is_checked(tmp_path: Path) -> None:
 
 def test_missing_optimizer_part_names_what_is_missing(tmp_path: Path) -> None:
     (path,) = saved(tmp_path, 5)
-    model = new_model(config_from_hf(GPT2), SERIAL, seed=1)
+    model = new_model(config_from_hf(GPT2), make_site(SERIAL), seed=1)
     (path / "optimizer/exp_avg_sq.safetensors").unlink()
     with pytest.raises(FileError, match="optimizer holds neither exp_avg_sq.safetensors nor an index"):
         load_arrays(path, model, moments_of(model, 1.0))
@@ -298,7 +293,7 @@ def test_full_disk_leaves_the_checkpoint_before(
     full_disk(monkeypatch, after=7)
 
     def rank(group: Group) -> None:
-        model = new_model(config_from_hf(GPT2), group, seed=1)
+        model = new_model(config_from_hf(GPT2), make_site(group), seed=1)
         upcoming = Save(tmp_path, 10, contents(model, 10), group, 1)
         with pytest.raises(FileError, match=r"can't write .*safetensors: No space left on device"):
             if background:
@@ -311,7 +306,9 @@ def test_full_disk_leaves_the_checkpoint_before(
     assert newest_whole(tmp_path, SERIAL, pytest.fail) == before
 
 
-@pytest.mark.parametrize("where", ["write_json", "write_file", "create_file", "manifest", "write_owned", "publish"])
+@pytest.mark.parametrize(
+    "where", ["write_json", "write_file", "create_file", "make_manifest", "write_owned", "publish"]
+)
 def test_an_exception_anywhere_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -338,7 +335,7 @@ def test_background_save_writes_what_was_there_when_it_began(tmp_path: Path, ran
     run_threads(ranks, save, tmp_path / "foreground", 5)
 
     def rank(group: Group) -> None:
-        model = new_model(config_from_hf(GPT2), group, seed=7)
+        model = new_model(config_from_hf(GPT2), make_site(group), seed=7)
         under_way = BackgroundSave(Save(tmp_path / "background", 5, contents(model, 5), group, 3))
         while not under_way.advance():
             group.barrier()

@@ -263,6 +263,23 @@ def check_several_under_way(group: Group, xp: Any) -> None:
 
 
 @check
+def check_messages_under_way(group: Group, xp: Any) -> None:
+    """Every rank starts all sends and receives before it waits, and waits in another order than others send in."""
+    if group.size == 1:
+        return
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    shapes = {tag: (tag + 1, 5) for tag in range(4)}
+    received = {tag: group.start_recv(xp.zeros(shapes[tag], "f4"), before, tag) for tag in shapes}
+    sent = [group.start_send(from_host(values(group.rank, shapes[tag]), xp), after, tag) for tag in reversed(shapes)]
+    for tag in (2, 0, 3, 1):
+        assert_same(received[tag].wait(), values(before, shapes[tag]), xp)
+        assert received[tag].test()
+    for pending in sent:
+        pending.wait()
+    group.barrier()
+
+
+@check
 def check_split(group: Group, xp: Any) -> None:
     part = group.split(group.rank % 2, -group.rank)
     members = sorted((rank for rank in range(group.size) if rank % 2 == group.rank % 2), reverse=True)

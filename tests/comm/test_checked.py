@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitp.comm import Group, run_threads
-from mpitp.comm.checked import CheckedGroup
+from mpitp.comm.checked import checked
 from mpitp.errors import LaunchError
 
 Body = Callable[[Group, bool], Any]
@@ -57,10 +57,10 @@ def test_mismatch_is_an_error_with_both_sites(mismatch: str) -> None:
     body, regular, odd = MISMATCHES[mismatch]
 
     def rank(group: Group) -> str:
-        checked = CheckedGroup(group)
-        checked.barrier()
+        group_checked = checked(group)
+        group_checked.barrier()
         with pytest.raises(LaunchError) as caught:
-            body(checked, group.rank == 2)
+            body(group_checked, group.rank == 2)
         return str(caught.value)
 
     messages = run_threads(3, rank, timeout=20)
@@ -75,12 +75,12 @@ def test_mismatch_is_an_error_with_both_sites(mismatch: str) -> None:
 
 def test_a_skipped_call_is_found_at_the_next_one() -> None:
     def rank(group: Group) -> str:
-        checked = CheckedGroup(group)
+        group_checked = checked(group)
         with pytest.raises(LaunchError) as caught:
             if group.rank != 1:
-                checked.all_reduce(ones(3))
-            checked.all_reduce(ones(3))
-            checked.all_reduce(ones(3))
+                group_checked.all_reduce(ones(3))
+            group_checked.all_reduce(ones(3))
+            group_checked.all_reduce(ones(3))
         return str(caught.value)
 
     messages = run_threads(3, rank, timeout=20)
@@ -91,10 +91,10 @@ def test_a_skipped_call_is_found_at_the_next_one() -> None:
 
 def test_another_order_is_found() -> None:
     def rank(group: Group) -> str:
-        checked = CheckedGroup(group)
+        group_checked = checked(group)
         with pytest.raises(LaunchError) as caught:
             for name in ("all_reduce", "all_gather") if group.rank else ("all_gather", "all_reduce"):
-                getattr(checked, name)(ones(3))
+                getattr(group_checked, name)(ones(3))
         return str(caught.value)
 
     (message,) = set(run_threads(2, rank, timeout=20))
@@ -103,19 +103,19 @@ def test_another_order_is_found() -> None:
 
 def test_what_may_differ_is_let_through() -> None:
     def rank(group: Group) -> None:
-        checked = CheckedGroup(group)
+        group_checked = checked(group)
         rank = group.rank
-        assert checked.all_gather(ones(rank + 1, 2)).shape == (6, 2)
-        assert checked.all_gather(ones(2, rank), dim=-1).shape == (2, 3)
-        assert [len(block) for block in checked.all_to_all([ones(rank)] * 3)] == [0, 1, 2]
-        assert checked.all_reduce_in_order([ones(2)] * rank, ones(2)).tolist() == [3, 3]
-        assert checked.all_gather_objects(rank) == [0, 1, 2]
-        assert checked.broadcast_object(rank, root=1) == 1
+        assert group_checked.all_gather(ones(rank + 1, 2)).shape == (6, 2)
+        assert group_checked.all_gather(ones(2, rank), dim=-1).shape == (2, 3)
+        assert [len(block) for block in group_checked.all_to_all([ones(rank)] * 3)] == [0, 1, 2]
+        assert group_checked.all_reduce_in_order([ones(2)] * rank, ones(2)).tolist() == [3, 3]
+        assert group_checked.all_gather_objects(rank) == [0, 1, 2]
+        assert group_checked.broadcast_object(rank, root=1) == 1
         if rank == 0:
-            checked.send(ones(2), 2)
+            group_checked.send(ones(2), 2)
         if rank == 2:
-            checked.recv(ones(2), 0)
-        part = checked.split(rank % 2, rank)
+            group_checked.recv(ones(2), 0)
+        part = group_checked.split(rank % 2, rank)
         assert part.all_reduce(ones(1))[0] == part.size == (1 if rank == 1 else 2)
 
     run_threads(3, rank, timeout=20)
@@ -123,7 +123,7 @@ def test_what_may_differ_is_let_through() -> None:
 
 def test_parts_of_a_split_group_are_checked_too() -> None:
     def rank(group: Group) -> None:
-        part = CheckedGroup(group).split(group.rank // 2, group.rank)
+        part = checked(group).split(group.rank // 2, group.rank)
         if group.rank < 2:
             part.all_reduce(ones(2))
             return

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitp.comm import SerialGroup, run_threads
+from mpitp.comm import ForwardingGroup, SerialGroup, run_threads, threads
 from mpitp.comm.group import Group
+from mpitp.comm.observed import GroupObserver, ObservedGroup
 from mpitp.comm.threads import BrokenGroup
 from tests.comm.group_checks import CHECKS
 
@@ -83,6 +84,36 @@ def test_timeout_says_where_ranks_stand() -> None:
         run_threads(2, program, timeout=0.3)
 
 
+def test_a_rank_that_works_may_take_its_time() -> None:
+    """Only ranks that all wait for one another are stuck: not while one computes, or stands at a debugger's prompt."""
+
+    def program(group: Group) -> float:
+        if group.rank == 1:
+            time.sleep(0.8)
+        group.barrier()
+        return float(group.recv(np.zeros(1), 0)[0]) if group.rank else group.send(np.ones(1), 1) or 1.0
+
+    assert run_threads(2, program, timeout=0.1) == [1.0, 1.0]
+
+
+def test_there_is_no_limit_under_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "gettrace", lambda: lambda *event: None)
+    ready = threading.Event()
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.barrier()  # waits for a rank that stands in no collective
+        else:
+            with threads._waiting():
+                ready.wait(0.6)
+            group.barrier()
+
+    run_threads(2, program, timeout=0.1)
+    monkeypatch.undo()
+    with pytest.raises(TimeoutError, match="waiting for one another"):
+        run_threads(2, program, timeout=0.1)
+
+
 def test_different_collectives_are_an_error_that_says_who_called_what() -> None:
     def program(group: Group) -> None:
         if group.rank == 0:
@@ -111,3 +142,29 @@ def test_broken_group_without_another_cause_is_reported() -> None:
 
     with pytest.raises(BrokenGroup):
         run_threads(2, program)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", CHECKS)
+def test_group_that_hands_on(name: str, size: int) -> None:
+    run_threads(size, lambda group: CHECKS[name](ForwardingGroup(group), np))
+
+
+class Doubling(ForwardingGroup):
+    """An all-reduce of its own."""
+
+    def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> Any:
+        return 2 * self.inner.all_reduce(x, op)
+
+
+def test_all_reduce_of_ones_own_is_what_is_started() -> None:
+    def program(group: Group) -> None:
+        for each in (Doubling(group), ObservedGroup(Doubling(group), Silent())):
+            assert each.start_all_reduce(np.ones(3)).wait().tolist() == [4, 4, 4]
+
+    run_threads(2, program)
+
+
+class Silent(GroupObserver):
+    def around_collective(self, call: Any, arrays: Any, group: Any, run: Any) -> Any:
+        return run()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.comm import watchdog as watchdog_module
-from mpitp.comm.peers import PeerWatch, Process, this_process
+from mpitp.comm.deaths import PeerWatch, Process, this_process
 from mpitp.comm.watchdog import RING, Entry, Status, Watchdog, death_report, read_statuses, report
 
 NOW = 1000.0
@@ -87,6 +88,23 @@ def test_only_the_ranks_of_the_group_count() -> None:
     assert "late: rank 2 on node2" in text and "rank 3" not in text
 
 
+def test_who_is_late_with_a_message_is_who_does_not_wait() -> None:
+    """The stages of a pipeline send and receive different numbers of messages."""
+
+    def waits(rank: int, number: int, source: int) -> Status:
+        newest = replace(entry(number, 870, group="pp"), call=f"wait recv(from {source}) [4, 8] float32")
+        return status(rank, entry(number - 1, 860, 861, "pp"), newest)
+
+    busy = status(1, entry(90, 860, 861, "pp"))
+    text = report({0: waits(0, 7, 1), 1: busy, 2: waits(2, 80, 1)}, 3, 120, NOW)
+    assert "waiting: rank 0 in number 7 of group pp, wait recv(from 1)" in text
+    assert "waiting: rank 2 in number 80 of group pp, wait recv(from 1)" in text
+    assert "late: rank 1 on node1" in text and text.count("late:") == 1
+    assert "disagree" not in text
+    text = report({0: waits(0, 7, 1), 1: waits(1, 9, 0)}, 2, 120, NOW)
+    assert text.endswith("every rank waits for a message that another has yet to send")
+
+
 def test_death_report_names_rank_host_and_collective() -> None:
     dead = Process(2, "node2", 102, "m")
     text = death_report(dead, status(2, entry(6, 860, 861), written=NOW - 0.3), status(0, *WAITING), NOW)
@@ -96,6 +114,13 @@ def test_death_report_names_rank_host_and_collective() -> None:
         "  rank 2, 0.3 s ago, had begun number 6 of group tp, all_reduce(sum) [4, 8] float32 at a.py:6 in f",
     ]
     assert death_report(dead, None, status(0), NOW).count("\n") == 0
+
+
+@pytest.mark.parametrize(("ended", "word"), [(0, "in"), (861, "after")])
+def test_death_report_is_exact_where_a_slip_is(ended: float, word: str) -> None:
+    exact = replace(status(2, entry(6, 860, ended), written=NOW - 3), is_exact=True)
+    last = death_report(Process(2, "node2", 102, "m"), exact, status(0, *WAITING), NOW).splitlines()[-1]
+    assert last == f"  rank 2 died {word} number 6 of group tp, all_reduce(sum) [4, 8] float32 at a.py:6 in f"
 
 
 def watched(group: Group, directory: Path, late: int, seconds: float, limit: float) -> None:

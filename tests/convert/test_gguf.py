@@ -11,12 +11,14 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
-from mpitp.checkpoint import load_model
+from mpitp.checkpoint import load_config, load_model
 from mpitp.cli import main
 from mpitp.comm.serial import SerialGroup
 from mpitp.convert.gguf_to_hf import convert_gguf
 from mpitp.data.tokenizer import load_tokenizer
 from mpitp.errors import FileError
+from mpitp.layers.site import make_site
+from mpitp.models.ends import TOKENIZER, notices_of, with_ends
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 8, 2
 SENTENCEPIECE = json.loads((Path(__file__).parent / "sentencepiece.json").read_text())
@@ -158,7 +160,7 @@ def test_every_tensor_comes_back(tied, bias, source, target):
     assert config == json.loads((target / "config.json").read_text())
     assert config["tie_word_embeddings"] is tied and config["attention_bias"] is bool(bias)
     assert (config["head_dim"], config["rms_norm_eps"], config["rope_theta"]) == (HEAD_DIM, 1e-5, 10000.0)
-    load_model(target, SerialGroup())
+    load_model(target, make_site(SerialGroup()))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
@@ -179,7 +181,7 @@ def test_qwen2_keeps_its_rows(source, target):
     saved = safetensors.numpy.load_file(target / "model.safetensors")
     for name, array in tensors.items():
         np.testing.assert_array_equal(saved[name], array, err_msg=name)
-    load_model(target, SerialGroup())
+    load_model(target, make_site(SerialGroup()))
 
 
 def test_other_dtypes_and_several_files(source, target):
@@ -187,7 +189,7 @@ def test_other_dtypes_and_several_files(source, target):
     convert_gguf(write_gguf(source, tensors), target, dtype="bfloat16", max_shard_bytes=20_000)
     assert len(list(target.glob("model-*.safetensors"))) > 1
     assert json.loads((target / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    model = load_model(target, SerialGroup())
+    model = load_model(target, make_site(SerialGroup()))
     table = dict(model.named_params())["embedding.weight"].data
     expected = tensors["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(table, expected)
@@ -223,7 +225,7 @@ def test_rope_scaling(source, target):
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    load_model(target, SerialGroup())
+    load_model(target, make_site(SerialGroup()))
     tensors["rope_freqs.weight"][1] = 3.0
     write_gguf(source, tensors, llama__rope__freq_base=500000.0)
     with pytest.raises(FileError, match="isn't Llama 3's scaling"):
@@ -258,9 +260,9 @@ def test_pre_tokenizers_differ_in_digits_and_bos(name, words, source, target):
     assert [tokens[i] for i in load_tokenizer(target).encode("x12 34")] == words
 
 
-def test_a_sentencepiece_vocabulary(source, target):
-    """sentencepiece.json: a BPE model trained with sentencepiece 0.2 (byte fallback), and what that library encodes."""
-    tokenizer = {
+def sentencepiece_keys():
+    """sentencepiece.json (a BPE model trained with sentencepiece 0.2, byte fallback) as the keys of a GGUF file."""
+    return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": SENTENCEPIECE["tokens"],
         "tokenizer.ggml.scores": [float(score) for score in SENTENCEPIECE["scores"]],
@@ -269,8 +271,12 @@ def test_a_sentencepiece_vocabulary(source, target):
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
+
+
+def test_a_sentencepiece_vocabulary(source, target):
+    """What the sentencepiece library encodes with this model is in its file too."""
     tensors = hf_tensors(vocab_size=len(SENTENCEPIECE["tokens"]))
-    convert_gguf(write_gguf(source, tensors, tokenizer=tokenizer), target)
+    convert_gguf(write_gguf(source, tensors, tokenizer=sentencepiece_keys()), target)
     converted = load_tokenizer(target)
     assert len(SENTENCEPIECE["cases"]) > 30
     for text, ids in SENTENCEPIECE["cases"].items():
@@ -321,12 +327,18 @@ def test_truncated_files(part, source, target, tmp_path):
             "9 tensors don't fit the metadata, the first is model.layers.2.input_layernorm.weight",
         ),
         ({"llama__feed_forward_length": 95}, "don't fit the metadata"),
-        ({"llama__attention__sliding_window": 32}, "unknown key llama.attention.sliding_window"),
+        ({"llama__attention__sliding_window": 32}, "llama.attention.sliding_window=32 changes the maths"),
+        ({"llama__rope__scaling__attn_factor": 0.5}, "llama.rope.scaling.attn_factor=0.5 changes the maths"),
+        ({"llama__attention__causal": False}, "llama.attention.causal=False changes the maths"),
+        ({"llama__block_count": 2**31}, "num_hidden_layers must be at most 10000"),
+        ({"llama__context_length": 2**31}, "max_position_embeddings must be at most"),
+        ({"tokenizer__ggml__eot_token_id": 9999}, "eos_token_id=9999 is outside the vocabulary"),
         ({"llama__rope__dimension_count": 4}, "llama.rope.dimension_count=4 differs from the head's width 8"),
         ({"llama__rope__scaling__type": "yarn"}, "RoPE scaling 'yarn' isn't supported"),
         ({"split__count": 3}, "is one of 3 parts"),
         ({"tokenizer__ggml__pre": "tekken"}, "the pre-tokenizer 'tekken' isn't known"),
-        ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre is missing"),
+        ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre is missing, or"),
+        ({"tokenizer__ggml__pre": "default"}, "convert the model again with a current one"),
         ({"tokenizer__ggml__model": "t5"}, "a tokenizer of kind 't5' can't be converted"),
         ({"tokenizer__ggml__merges": ["h e x"]}, "'h e x' is not two tokens"),
         ({"tokenizer__ggml__merges": ["h q"]}, "the vocabulary and the merges don't fit"),
@@ -341,6 +353,73 @@ def test_contents_that_cannot_be_converted(changes, words, source, target, tmp_p
         convert_gguf(source, target)
     assert words in str(caught.value) and str(source) in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_keys_that_llama_cpp_does_not_read_or_that_change_nothing_are_named(source, target, capsys):
+    neutral = {
+        "llama__tensor_data_layout": "Meta AI original pth",
+        "llama__rope__scaling__attn_factor": 1.0,
+        "llama__attention__causal": True,
+        "llama__made_by": "somebody",
+    }
+    write_gguf(source, hf_tensors(), **neutral)
+    assert main(["convert", str(source), str(target)]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mpitp: ")]
+    assert len(told) == 1 and told[0].endswith(
+        "passed over, since they don't change the maths: llama.rope.scaling.attn_factor, llama.attention.causal, "
+        "llama.made_by"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"llama__rope__scaling__factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama__rope__scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama__rope__scaling__factor": 1.0}, None),
+        ({"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 4.0}, None),
+    ],
+)
+def test_a_factor_without_a_type_is_linear(keys, scaling, source, target):
+    assert convert_gguf(write_gguf(source, hf_tensors(), **keys), target)["rope_scaling"] == scaling
+
+
+@pytest.mark.parametrize("token", ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"])
+def test_an_end_of_turn_without_a_key_ends_a_text(token, source, target):
+    tokens, _, _ = bpe_vocabulary()
+    tokens[-2] = token
+    last = len(tokens)
+    keys = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__eos_token_id": last - 3}
+    config = convert_gguf(write_gguf(source, hf_tensors(), **keys), target)
+    assert config["eos_token_id"] == [last - 3, last - 2]
+    assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == [last - 3, last - 2]
+    loaded = load_config(target)
+    assert loaded.eos_ids == (last - 3, last - 2)
+    assert notices_of(with_ends(loaded, TOKENIZER, load_tokenizer(target).eos_ids)) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(value, source, target, tmp_path):
+    tensors = hf_tensors()
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    write_gguf(source, tensors)
+    with pytest.raises(FileError, match=r"blk.1.ffn_up.weight holds numbers that are not finite"):
+        convert_gguf(source, target)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("scores", "x"), ("scores", math.nan), ("token_type", "x"), ("token_type", 7), ("token_type", -1)]
+    + [("token_type", 1.0), ("token_type", True)],
+)
+def test_scores_and_types_of_tokens_are_numbers(key, value, source, target):
+    values = [value] * len(SENTENCEPIECE["tokens"])
+    tokenizer = sentencepiece_keys() | {f"tokenizer.ggml.{key}": values}
+    write_gguf(source, hf_tensors(vocab_size=len(values)), tokenizer=tokenizer)
+    with pytest.raises(FileError, match=rf"tokenizer.ggml.{key} must be made of .*, got {value!r}"):
+        convert_gguf(source, target)
+    assert not target.exists()
 
 
 def test_another_architecture_and_another_tensor(source, target):

@@ -60,6 +60,6 @@ def test_weights(directory, reader):
         pairs = gguf.quants.dequantize(raw.data, raw.tensor_type).reshape(9, 32, 2, 576)
         np.testing.assert_array_equal(values.reshape(9, 2, 32, 576), pairs.transpose(0, 2, 1, 3))
         row = np.empty((1, 576), np.float32)
-        weights.read("model.embed_tokens.weight", row, 0, 40_000)
+        weights.read("model.embed_tokens.weight", row, (40_000, 0))
         raw = stored["token_embd.weight"]
         np.testing.assert_array_equal(row, gguf.quants.dequantize(raw.data[40_000:40_001], raw.tensor_type))

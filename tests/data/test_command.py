@@ -32,6 +32,18 @@ def test_prepare_and_show(text, tmp_path, capsys):
     assert shown[end:].strip() == "It was a"
 
 
+def test_special_tokens_in_a_text_are_told(tmp_path, capsys):
+    (tmp_path / "a").write_text("one<|endoftext|>two")
+    words = ["data", "prepare", str(tmp_path / "a"), "--tokenizer", "bytes", "--out"]
+    assert main([*words, str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "spell special tokens" in printed.err and "<|endoftext|> (1)" in printed.err
+    assert f"{tmp_path}/out: 8 tokens" in printed.out
+    assert main([*words, str(tmp_path / "plain"), "--plain-specials"]) == 0
+    printed = capsys.readouterr()
+    assert "spell" not in printed.err and f"{tmp_path}/plain: 20 tokens" in printed.out
+
+
 @pytest.mark.parametrize("bad", ["none", "empty", "folder", "latin1", "spaces"])
 @pytest.mark.parametrize("options", [(), ("--valid-fraction", "3")])
 def test_errors_come_before_any_progress(text, tmp_path, capsys, bad, options):

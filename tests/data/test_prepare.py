@@ -7,11 +7,14 @@ import random
 
 import numpy as np
 import pytest
+import tokenizers
 
+from mpitp.data import pieces as pieces_module
 from mpitp.data import prepare as prepare_module
-from mpitp.data.prepare import cut_text, prepare
+from mpitp.data.pieces import windows
+from mpitp.data.prepare import Specials, prepare
 from mpitp.data.token_file import TokenFile
-from mpitp.data.tokenizer import byte_tokenizer
+from mpitp.data.tokenizer import Tokenizer, byte_tokenizer
 from mpitp.errors import FileError, UsageError
 from tests.data.test_tokenizer import sentencepiece_like, trained
 
@@ -20,10 +23,8 @@ ENGLISH = "".join(pydoc_data.topics.topics.values())[:30_000]
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(prepare_module, "PIECE_CHARACTERS", 101)
+    monkeypatch.setattr(pieces_module, "PIECE_CHARACTERS", 301)
     monkeypatch.setattr(prepare_module, "READ_BYTES", 13)
-    original = cut_text
-    monkeypatch.setattr(prepare_module, "cut_text", lambda chunks: original(chunks, 101))
 
 
 def write(path, text):
@@ -35,37 +36,113 @@ def no_words():
     return "".join(random.Random(3).choices("中文字符", k=3000))
 
 
-@pytest.mark.parametrize(
-    "text", [ENGLISH, "é😀 " * 500, "a\n\n  b \n" * 300, no_words(), "x " + "y" * 1000], ids=range(5)
-)
-@pytest.mark.parametrize("kind", ["bytes", "trained", "sentencepiece"])
+def trained_sentencepiece(text, vocab_size):
+    """A BPE tokenizer of SentencePiece's kind with merges: the whole text is one word to it."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = sentencepiece_like()._backend.normalizer
+    backend.decoder = sentencepiece_like()._backend.decoder
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    backend.train_from_iterator([text[i : i + 50] for i in range(0, len(text), 50)], trainer)
+    return Tokenizer({"tokenizer.json": backend.to_str().encode()})
+
+
+TOKENIZERS = {
+    "bytes": byte_tokenizer,
+    "trained": lambda: trained(ENGLISH, 500),
+    "trained on runs": lambda: trained("yyyyyyyyyyyyyyyy 中文字符 1234567890" * 9, 900),
+    "sentencepiece": sentencepiece_like,
+    "trained sentencepiece": lambda: trained_sentencepiece(ENGLISH + "y" * 200 + "1234567890" * 100, 1000),
+}
+TEXTS = {
+    "English": ENGLISH,
+    "characters of several bytes": "é😀 " * 500,
+    "lines and spaces": "a\n\n  b \n" * 300,
+    "no words": no_words(),
+    "one letter": "x " + "y" * 1000,
+    "digits": "1234567890" * 100,
+    "special tokens": "a<|endoftext|><s>b</s> " * 100,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_give_the_tokens_of_the_whole_text(kind, text, tmp_path):
-    tokenizer = {
-        "bytes": byte_tokenizer,
-        "trained": lambda: trained(ENGLISH, 500),
-        "sentencepiece": sentencepiece_like,
-    }[kind]()
-    prepare([write(tmp_path / "a.txt", text)], tokenizer, tmp_path / "out")
+    tokenizer = TOKENIZERS[kind]()
+    prepare([write(tmp_path / "a.txt", TEXTS[text])], tokenizer, tmp_path / "out")
     tokens = TokenFile(tmp_path / "out")
     ids = tokens.read(0, len(tokens)).tolist()
-    whole = tokenizer.encode(text, add_special_tokens=False)
+    whole = tokenizer.encode(TEXTS[text], add_special_tokens=False)
     if tokenizer.eos_id is not None:
         assert ids.pop() == tokenizer.eos_id
-    if " " in text:
-        assert ids == whole
-    assert tokenizer.decode(ids) == tokenizer.decode(whole) or kind == "sentencepiece"
+    assert ids == whole
+    assert "special" in text or "trained" in kind or tokenizer.decode(ids) == TEXTS[text]
 
 
-def test_cutting_keeps_every_character_and_gives_the_context():
+def test_a_long_text_without_spaces_gets_none(tmp_path):
+    text = "中文字符" * 80_000
+    prepare([write(tmp_path / "a.txt", text)], sentencepiece_like(), tmp_path / "out")
+    tokens = TokenFile(tmp_path / "out")
+    assert sentencepiece_like().decode(tokens.read(0, len(tokens)).tolist()) == text
+
+
+def test_tokens_that_nowhere_agree_keep_the_text(monkeypatch, tmp_path):
+    """What is cut for want of an agreement is cut between two tokens: nothing is lost, doubled or put between."""
+    monkeypatch.setattr(pieces_module, "PIECE_CHARACTERS", 101)
+    exact = pieces_module._agree
+    never = lambda left, token, right, same, only_places: only_places and exact(left, token, right, same, True)  # noqa: E731
+    monkeypatch.setattr(pieces_module, "_agree", never)
+    prepare([write(tmp_path / "a.txt", no_words())], sentencepiece_like(), tmp_path / "out")
+    tokens = TokenFile(tmp_path / "out")
+    assert sentencepiece_like().decode(tokens.read(0, len(tokens)).tolist()) == no_words()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.usefixtures("small_pieces")
+def test_a_unigram_tokenizer_keeps_the_text(text, tmp_path):
+    """Of a letter that is repeated for long it takes other tokens than those of the whole, but of the same text."""
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=600, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+    )
+    backend.train_from_iterator([ENGLISH, "中文字符 yyyyyyyy 12345 é😀 <s>|" * 50], trainer)
+    tokenizer = Tokenizer({"tokenizer.json": backend.to_str().encode()})
+    prepare([write(tmp_path / "a.txt", TEXTS[text])], tokenizer, tmp_path / "out")
+    tokens = TokenFile(tmp_path / "out")
+    ids, whole = tokens.read(0, len(tokens)).tolist(), tokenizer.encode(TEXTS[text], add_special_tokens=False)
+    assert tokenizer.decode(ids) == tokenizer.decode(whole)
+    assert ids == whole or text == "one letter"
+
+
+def test_windows_overlap_and_cover_the_text():
     chunks = [ENGLISH[i : i + 7] for i in range(0, 5000, 7)]
-    pieces = list(cut_text(iter(chunks), 100))
-    assert "".join(piece for _, piece in pieces) == "".join(chunks)
-    assert all(len(piece) <= 100 for _, piece in pieces) and len(pieces) > 49
-    so_far = ""
-    for context, piece in pieces:
-        assert so_far.endswith(context) and len(context) == min(16, len(so_far))
-        so_far += piece
+    text = "".join(chunks)
+    parts = list(windows(iter(chunks), 100))
+    assert all(text[part.start : part.end] == part.text and len(part.text) <= 166 for part in parts)
+    assert parts[0].start == 0 and parts[-1].end == len(text) and len(parts) > 49
+    assert all(left.end - right.start == 66 for left, right in zip(parts, parts[1:], strict=False))
+
+
+def test_special_tokens_that_a_text_spells_are_counted(tmp_path):
+    text, specials = write(tmp_path / "a", "one<|endoftext|>two<|endoftext|>"), Specials()
+    prepare([text], byte_tokenizer(), tmp_path / "out", specials=specials)
+    tokens = TokenFile(tmp_path / "out")
+    assert tokens.read(0, len(tokens)).tolist() == [*b"one", 256, *b"two", 256, 256]
+    assert specials.counts == {256: 2}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_plain_specials_keep_the_letters(kind, tmp_path):
+    tokenizer, text, specials = TOKENIZERS[kind](), "one</s><|endoftext|>two", Specials(stay_text=True)
+    prepare([write(tmp_path / "a", text)], tokenizer, tmp_path / "out", specials=specials)
+    tokens = TokenFile(tmp_path / "out")
+    ids = tokens.read(0, len(tokens)).tolist()
+    assert not specials.counts and set(ids[:-1]).isdisjoint(tokenizer.special_tokens)
+    assert tokenizer.decode(ids) == text
+    assert set(tokenizer.encode(text)) & set(tokenizer.special_tokens)  # elsewhere they are tokens as ever
 
 
 def test_documents_end_in_the_end_of_text(tmp_path):
@@ -199,12 +276,65 @@ def test_damaged_token_files(prepared):
         ({"num_tokens": True}, "num_tokens is True"),
         ({"format": "other"}, "format is 'other'"),
         ({"more": 1}, "missing or unknown: more"),
+        ({"dtype": ["uint16"]}, r"dtype is \['uint16'\], expected one of uint16, uint32"),
+        ({"sha256": None}, "sha256 is None, expected a sha256"),
+        ({"sha256": "0" * 63}, "sha256 is '0000"),
+        ({"tokenizer_sha256": 7}, "tokenizer_sha256 is 7"),
+        ({"vocab_size": 1 << 70}, "vocab_size is 1180591620717411303424, expected a whole number from 1 to 2"),
+        ({"num_documents": 1.5}, "num_documents is 1.5"),
+        ({"sources": "a"}, "sources is 'a', expected a list of names"),
+        ({"sources": [1]}, r"sources is \[1\]"),
+        ({"crc32": [1, 2]}, "crc32 has 2 sums, expected 1 of"),
+        ({"crc32": 5}, "crc32 is 5, expected a list"),
+        ({"num_tokens": 10**40}, "truncated, or of another dtype"),
     ],
 )
 def test_manifests_that_do_not_fit(prepared, changes, words):
     change_manifest(prepared, **changes)
     with pytest.raises(FileError, match=words):
         TokenFile(prepared)
+
+
+def test_two_halves_are_not_taken_for_one_number(prepared):
+    """Read with twice the width the file has half the tokens, and its size and hash fit."""
+    path = prepared / "tokens.bin"
+    path.write_bytes(path.read_bytes() + path.read_bytes())
+    tokens = np.frombuffer(path.read_bytes(), "<u2").astype("<u4").astype("<u2")
+    assert len(tokens) % 2 == 0
+    change_manifest(prepared, dtype="uint32", num_tokens=len(tokens) // 2)
+    with pytest.raises(FileError, match="dtype is 'uint32', but ids of a vocabulary of 257 are stored as uint16"):
+        TokenFile(prepared)
+
+
+def test_vocabulary_of_another_size_than_the_tokenizer_s(prepared):
+    change_manifest(prepared, vocab_size=300)
+    with pytest.raises(FileError, match="vocab_size is 300, but the tokenizer in tokenizer/ has 257 tokens"):
+        TokenFile(prepared).load_tokenizer()
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_shares_are_the_whole_file(prepared, monkeypatch, shares, is_old):
+    """Every byte is in one share, and one that is another than the manifest says is found in it alone."""
+    from mpitp.data import token_file
+
+    monkeypatch.setattr(token_file, "CHUNK_BYTES", 1000)
+    path = prepared / "tokens.bin"
+    content = path.read_bytes()
+    change_manifest(prepared, crc32=[] if is_old else list(token_file._sums(path)[1]))
+    for share in range(shares):
+        TokenFile(prepared).check_share(share, shares)
+    chunks = -(-len(content) // 1000)
+    for place in [0, 998, 1000, 5500, len(content) - 4]:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        tokens, found = TokenFile(prepared), []
+        for share in range(shares):
+            try:
+                tokens.check_share(share, shares)
+            except FileError as error:
+                assert "is damaged" in str(error)
+                found.append(share)
+        assert chunks > 7 and found == [0 if is_old else place // 1000 % shares]
 
 
 def test_what_is_no_prepared_data(tmp_path):

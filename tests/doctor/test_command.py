@@ -38,14 +38,14 @@ def test_json() -> None:
     names = [fact["name"] for fact in told["facts"]]
     assert told["ok"] is True
     assert {"python", "numpy", "blas", "accelerator", "cores", "mpi4py", "mpi", "launcher", "ranks"} <= set(names)
-    assert {"load", "cuda-aware", "gpu", "/dev/shm", "all-reduce"} <= set(names)
+    assert {"load", "cuda-aware", "gpu", "/dev/shm", "node sums", "all-reduce"} <= set(names)
 
 
 def test_mismatch_is_marked_and_ends_with_6() -> None:
     result = doctor("doctor", PMI_SIZE="2", PMI_RANK="0")
     assert result.returncode == 6
     assert "\nWRONG  launcher " in result.stdout
-    assert result.stdout.endswith("1 of 15 facts are WRONG\n")
+    assert result.stdout.endswith("1 of 16 facts are WRONG\n")
     assert all(len(line) <= SCREEN[0] for line in result.stdout.splitlines() if "->" in line)
 
 

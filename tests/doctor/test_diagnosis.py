@@ -23,11 +23,13 @@ PROBE = RankProbe(
     blas=("openblas 0.3",),
     blas_threads=4,
     accelerator="off (Numba is not installed)",
-    mpi=("MPICH 5", "5.0"),
+    mpi=("MPICH 5", "5.0", ""),
     device_aware=DeviceAwareness(False, "asked"),
     gpu="CuPy is not installed",
     num_gpus=0,
     shm_free_bytes=2**30,
+    machine="x86_64",
+    orders_stores=True,
 )
 RIGHT = dict.fromkeys(DTYPES, True)
 
@@ -57,7 +59,7 @@ def test_all_is_well() -> None:
     [
         ({"versions": (("mpitp", "1"), ("python", "3.12"), ("numpy", "2"), ("mpi4py", "4"))}, "python"),
         ({"versions": (("mpitp", "1"), ("python", "3.11"), ("numpy", "1.9"), ("mpi4py", "4"))}, "numpy"),
-        ({"mpi": ("Open MPI 5", "3.1")}, "mpi"),
+        ({"mpi": ("Open MPI 5", "3.1", "")}, "mpi"),
         ({"blas_threads": 8}, "load"),
         ({"accelerator": "Numba 0.68.1"}, "accelerator"),
         ({"gpu": "CuPy 14"}, "gpu"),
@@ -66,6 +68,19 @@ def test_all_is_well() -> None:
 )
 def test_one_rank_differs(change: dict[str, Any], name: str) -> None:
     assert list(wrong([PROBE, replace(PROBE, **change)])) == [name]
+
+
+@pytest.mark.parametrize(("library", "is_enough"), [("MPICH 5", False), ("Open MPI 5", True), ("none", True)])
+def test_room_that_two_ranks_would_not_have_is_told_to_one(library: str, is_enough: bool) -> None:
+    alone = replace(PROBE, mpi=(library, "5.0" if library != "none" else "", ""), shm_free_bytes=2**20)
+    assert ("/dev/shm" not in wrong([alone], [NO_LAUNCHER])) == is_enough
+
+
+@pytest.mark.parametrize(("machine", "orders", "way"), [("x86_64", True, "shared memory"), ("aarch64", False, "MPI")])
+def test_how_ranks_of_a_host_sum(machine: str, orders: bool, way: str) -> None:
+    probe = replace(PROBE, machine=machine, orders_stores=orders)
+    (fact,) = [f for f in diagnose([probe] * 2, [claim(0), claim(1)], [RIGHT] * 2) if f.name == "node sums"]
+    assert fact.ok and f"through {'the ' * (not orders)}{way}" in fact.value and machine in fact.value
 
 
 def test_more_ranks_than_cores() -> None:
@@ -94,9 +109,16 @@ def test_launch_failure_is_shown() -> None:
 
 
 def test_no_mpi_is_right_for_one_rank_alone() -> None:
-    without = replace(PROBE, mpi=("none", ""))
+    without = replace(PROBE, mpi=("none", "", ""))
     assert wrong([without], [NO_LAUNCHER]) == {}
     assert set(wrong([without], [claim(0)], failure="no library")) == {"mpi", "launcher"}
+
+
+def test_an_mpi_that_cannot_be_loaded_is_wrong_for_one_rank_too() -> None:
+    remedy = "unset MPI4PY_MPIABI: with MPI4PY_MPIABI=openmpi mpi4py can't load an MPI library (no libmpi.so.40)"
+    broken = replace(PROBE, mpi=("none", "", remedy))
+    assert wrong([broken], [NO_LAUNCHER]) == {"mpi": remedy}
+    assert wrong([broken], [claim(0)], failure=remedy) == {"mpi": remedy, "launcher": ""}
 
 
 def test_wrong_sum_names_dtype_and_rank() -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from examples.planted_bugs import COURSE, FAULTS, choices, course_config
 from mpitp.comm import Group, run_threads
+from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, new_model
 from mpitp.verify.command import default_tolerance
-from mpitp.verify.run import Settings, verify
+from mpitp.verify.run import Report, Settings, verify
 from mpitp.verify.source import random_batch, shake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def run(words: list[str], folder: Path = ROOT, seconds: float = SECONDS) -> subp
 
 
 def test_the_page_names_every_script_once_and_in_order() -> None:
-    assert len(SCRIPTS) == 12
+    assert len(SCRIPTS) == 16
     alone = [line.split()[1] for line in commands() if re.fullmatch(r"python \S+", line)]
     assert alone == [f"examples/{path.name}" for path in SCRIPTS]
     assert re.findall(r"^\| \[\d\d\]\((.*?)\)", PAGE, re.MULTILINE) == [path.name for path in SCRIPTS]
@@ -95,7 +96,7 @@ EXERCISES = [
     (
         "03",
         "dx = linear.backward(dy, ctx)",
-        "linear.backward(dy, ctx); dx = dy @ linear.weight.data",
+        "linear.backward(dy, ctx); dx = dy @ linear.product.weight.data",
         "WRONG  dx is that",
     ),
     ("04", "KV_HEADS, HEAD_DIM, HIDDEN = 9, 3", "KV_HEADS, HEAD_DIM, HIDDEN = 9, 1", "dk and dv of KV head 0"),
@@ -107,7 +108,12 @@ EXERCISES = [
     ),
     ("05", "VOCAB, HIDDEN = 50, 4", "VOCAB, HIDDEN = 50000, 4", "exchanged 120 bytes; all logits would be 2000000"),
     ("06", "RANKS = 3", "RANKS = 2", "backward: 2 collectives"),
-    ("07", "group, seed=7)", 'group, seed=7, dtype="float64")', "PROOF  losses of all 60 steps: largest difference"),
+    (
+        "07",
+        "make_site(group)",
+        'make_site(group, dtype="float64")',
+        "PROOF  losses of all 60 steps: largest difference",
+    ),
     ("08", "RANKS = 3", "RANKS = 7", "PROOF  the invariant layout gave 1 different"),
     ("08", "blocks=0", "blocks=3", "PROOF  the invariant layout gave 1 different"),
     ("09", "RANKS = 3", "RANKS = 5", "PROOF  ledger"),
@@ -134,14 +140,21 @@ def test_exercise_is_one_change_away(number: str, line: str, changed: str, print
 def test_answers_of_example_12_are_right_on_any_number_of_ranks(number: int, ranks: int) -> None:
     config, fault = course_config(number), FAULTS[COURSE[number - 1]]
 
-    def make(group: Group) -> CausalLM:
-        model = new_model(config, group, seed=12, dtype="float64")
+    def make(site: Site) -> CausalLM:
+        model = new_model(config, site, seed=12)
         shake(model, 12)
         return model
 
-    batch = random_batch(config, batch=3, seq=7, seed=12)
+    batch, settings = (
+        random_batch(config, batch=3, seq=7, seed=12),
+        Settings(default_tolerance("float64", is_exact=False)),
+    )
+
+    def checked(group: Group) -> Report:
+        return verify(make_site(group, dtype="float64"), make, batch, settings)
+
     with fault.planted():
-        report = run_threads(ranks, verify, make, batch, Settings(default_tolerance("float64", is_exact=False)))[0]
+        report = run_threads(ranks, checked)[0]
     for kind, place in fault.seen.items():
         first = report.first(kind)
         assert first is not None and first.name == place, kind

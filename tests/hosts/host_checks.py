@@ -94,6 +94,12 @@ def test_ranks_know_their_hosts(folder: Path) -> None:
     assert [place["claimed"] for place in places] == [place["found"] for place in places]
 
 
+def test_groups_of_a_mesh_lie_on_their_hosts(folder: Path) -> None:
+    """Two hosts, dp 2 x tp 2: tp inside a host through its window, dp between hosts, both started in the background."""
+    for place in json.loads(run_job((2, 2), [str(HERE / "say_place.py")], folder)):
+        assert place["groups"] == [["NodeGroup", 2, True], ["MpiGroup", 1, True], ["NodeGroup", 2, False]]
+
+
 @pytest.mark.parametrize(
     ("ranks", "told"), [((2, 2), "4 on 2 host(s) (h1: 2, h2: 2)"), ((1, 1, 1), "3 on 3 host(s) (h1: 1, h2: 1, h3: 1)")]
 )
@@ -129,6 +135,35 @@ def test_training_with_sums_that_move_on_behind_products(folder: Path, ranks: tu
     assert [step for step, _, _ in losses] == [step for step, _, _ in expected]
     for (_, loss, norm), (_, one_loss, one_norm) in zip(losses, expected, strict=True):
         assert (loss, norm) == (pytest.approx(one_loss, rel=1e-5), pytest.approx(one_norm, rel=1e-3))
+
+
+def test_replicas_on_two_hosts(folder: Path) -> None:
+    """Tensor parallelism inside a host, a replica on each; with ZeRO-1 the bits of one host, with ZeRO-3 nearly."""
+    micro = ("--set", "train.micro_batch_size=1", "--set", "train.global_batch_size=5")
+    hosts = (*micro, "--set", "mesh.dp=2")
+    expected = train(folder, (1,), "runs/replicas-one-rank", *micro)
+    before = sent_bytes("h2")
+    assert train(folder, (2, 2), "runs/replicas-1", *hosts, "--set", "optim.zero=1") == expected
+    assert sent_bytes("h2") - before > 500_000
+    plain = train(folder, (2, 2), "runs/replicas-3", *hosts, "--set", "optim.zero=3", "--set", "train.invariant=false")
+    for (_, loss, norm), (_, one_loss, one_norm) in zip(plain, expected, strict=True):
+        assert (loss, norm) == (pytest.approx(one_loss, rel=1e-5), pytest.approx(one_norm, rel=1e-3))
+
+
+def test_a_pipeline_over_two_hosts(folder: Path) -> None:
+    """A stage on each host, cut over its two ranks; messages of 0.1 MB go from host to host. The bits of one rank."""
+    micro = (
+        "--set",
+        "train.micro_batch_size=1",
+        "--set",
+        "train.global_batch_size=4",
+        "--set",
+        "model.hidden_size=432",
+    )
+    expected = train(folder, (1,), "runs/stages-one-rank", *micro)
+    before = sent_bytes("h2")
+    assert train(folder, (2, 2), "runs/stages", *micro, "--set", "mesh.pp=2", "--set", "mesh.schedule=zb") == expected
+    assert sent_bytes("h2") - before > 4 * 4 * 2 * 64 * 432 * 4  # steps, microbatches, ranks, tokens, width, bytes
 
 
 def test_sums_are_hidden_on_a_slow_link(folder: Path) -> None:

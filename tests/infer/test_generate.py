@@ -9,7 +9,7 @@ import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError, NumericError, UsageError
-from mpitp.infer.generate import Completion, Speed, generate
+from mpitp.infer.generate import Completion, Follower, Speed, generate
 from mpitp.infer.sampling import Sampling
 from mpitp.models import Batch, CausalLM
 from tests.models.model_cases import CONFIGS, make_model
@@ -54,8 +54,7 @@ def test_cached_logits_equal_the_uncached_ones(name: str, ranks: int) -> None:
         caches = model.new_caches([12, 9, 12])
         past, before = [0, 0, 0], (0, 1, 2)
         for active, pieces in (((0, 1, 2), (5, 1, 3)), ((0, 1, 2), (1, 4, 2)), ((0, 2), (1, 1)), ((2,), (6,))):
-            for cache in caches:
-                cache.keep([row for row, i in enumerate(before) if i in active])
+            caches.keep([row for row, i in enumerate(before) if i in active])
             before = active
             fed = [texts[i][past[i] : past[i] + n] for i, n in zip(active, pieces, strict=True)]
             logits = model.next_logits(Batch.of_lists(fed, tuple(past[i] for i in active)), caches)
@@ -121,7 +120,9 @@ def test_texts_end_at_the_last_position() -> None:
 def test_tokens_are_handed_on_as_they_come() -> None:
     def run(group: Group) -> tuple[list[tuple[int, int]], list[list[int]]]:
         seen: list[tuple[int, int]] = []
-        texts = generate(model_of("gpt2", group), PROMPTS, 4, on_token=lambda i, token: seen.append((i, token)))
+        texts = generate(
+            model_of("gpt2", group), PROMPTS, 4, follower=Follower(lambda i, token: seen.append((i, token)))
+        )
         return seen, tokens_of(texts)
 
     for seen, texts in run_threads(2, run):
@@ -131,7 +132,7 @@ def test_tokens_are_handed_on_as_they_come() -> None:
 
 def test_speed_counts_tokens() -> None:
     speed = Speed()
-    generate(model_of("gpt2"), PROMPTS, 4, eos_ids=(), speed=speed)
+    generate(model_of("gpt2"), PROMPTS, 4, eos_ids=(), follower=Follower(speed=speed))
     assert (speed.prefill_tokens, speed.decode_tokens) == (11, 4 * 3)
     assert speed.prefill_seconds > 0 and speed.decode_seconds > 0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mpitp.errors import UsageError
-from mpitp.infer.sampling import Sampling, uniform_draw
+from mpitp.infer.sampling import Penalties, Sampling, likelihoods, uniform_draw
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2]))
 MOST_LIKELY_FIRST = [1, 3, 4, 0, 2]
@@ -105,3 +106,60 @@ def test_top_p_that_cannot_be(top_p: float) -> None:
 def test_top_k_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="top-k must be at least 0"):
         Sampling(1.0, top_k=-1)
+
+
+def plainly_chosen(sampling: Sampling, logits: np.ndarray, draw: float) -> int:
+    """By the book: everything sorted."""
+    scaled = (logits.astype(np.float64) - logits.max()) / sampling.temperature
+    order = np.argsort(-scaled, kind="stable")
+    order = order[: sampling.top_k] if sampling.top_k else order
+    weights = np.exp(scaled[order])
+    order = order[weights >= sampling.min_p]
+    cumulative = np.cumsum(np.exp(scaled[order]))
+    if sampling.top_p < 1:
+        keep = int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1])) + 1
+        order, cumulative = order[:keep], cumulative[:keep]
+    return int(order[min(int(np.searchsorted(cumulative, draw * cumulative[-1], side="right")), len(order) - 1)])
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"top_k": 7}, {"top_k": 2000}, {"top_p": 0.6}, {"top_p": 0.99}, {"min_p": 0.05}, {"min_p": 1e-9}]
+    + [{"top_p": 0.9, "min_p": 0.01}, {"top_k": 3000, "top_p": 0.8}],
+    ids=str,
+)
+def test_looking_at_the_likeliest_first_changes_no_choice(settings: dict[str, Any], spread: float) -> None:
+    rng = np.random.default_rng(1)
+    sampling = Sampling(temperature=0.8, **settings)
+    for _ in range(12):
+        logits = (spread * rng.standard_normal(5000)).astype(np.float32).round(2)  # with ties
+        draw = float(rng.random())
+        assert sampling.choose(logits, draw) == plainly_chosen(sampling, logits, draw)
+
+
+def test_tokens_that_must_not_come_do_not() -> None:
+    logits = np.full(3000, -np.inf)
+    logits[[5, 2999]] = 1.0, 2.0
+    for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_k=2500), Sampling(3.0, top_p=0.999, min_p=0.1)):
+        assert {sampling.choose(logits, draw) for draw in (0.0, 0.4, 0.8, 0.999999)} <= {5, 2999}
+
+
+def test_penalties() -> None:
+    logits = np.array([2.0, -2.0, 1.0, 1.0])
+    assert Penalties(repetition=2.0).applied(logits, [0, 1], [2]).tolist() == [1.0, -4.0, 0.5, 1.0]
+    assert Penalties(presence=0.5, frequency=0.25).applied(logits, [3], [2, 2]).tolist() == [2.0, -2.0, 0.0, 1.0]
+    assert Penalties(bias={3: -5.0}).applied(logits, [3], []).tolist() == [2.0, -2.0, 1.0, -4.0]
+    for wrong in ({"repetition": 0.0}, {"presence": np.nan}, {"frequency": np.inf}, {"bias": {1: np.inf}}):
+        with pytest.raises(UsageError):
+            Penalties(**wrong)
+    with pytest.raises(UsageError, match="min-p"):
+        Sampling(min_p=1.5)
+
+
+def test_likelihoods_are_log_probabilities() -> None:
+    logits = np.log(np.array([0.1, 0.2, 0.4, 0.3])).astype(np.float64) + 3
+    found = likelihoods(logits, 1, 2)
+    assert np.isclose(found.chosen, np.log(0.2)) and [token for token, _ in found.best] == [2, 3]
+    assert np.allclose(np.exp([value for _, value in found.best]), [0.4, 0.3])
+    assert likelihoods(logits, 0, 0).best == ()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpitp.backend.arrays import array_module, from_host, to_host
-from mpitp.layers.cached_attention import QueryGroups, attend_newest
 from mpitp.layers.kv_cache import LayerCache
-from mpitp.ops.attention import attention_forward
+from mpitp.ops.attention import HeadMap, attention_forward
+from mpitp.ops.newest_attention import QueryGroups, attend_newest
 from tests import strict_cupy
 
 CASES = [([0], 1), ([0, 1, 2], 3), ([0, 0, 0, 1, 1], 2), ([0, 1, 1, 1, 2], 3), ([], 0)]
@@ -25,7 +25,7 @@ def newest(q: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_index: list[i
     xp, (u, g, d), out = array_module(q), keys.shape, from_host(np.empty(q.shape, q.dtype), array_module(q))
     cache = LayerCache((3, u + 3), g, d, q.dtype, xp)
     cache.extend(1, 0, keys[:-1], values[:-1])
-    attend_newest(q, keys[-1], values[-1], cache, 1, u - 1, QueryGroups.of(kv_index), 0.25, out)
+    attend_newest((q, keys[-1], values[-1]), cache.stores(1, u), u - 1, QueryGroups.of(kv_index, 0.25), out)
     stored = cache.stores(1, u)
     assert all(
         to_host(s[:, u - 1]).tobytes() == to_host(x[-1]).tobytes() for s, x in zip(stored, (keys, values), strict=True)
@@ -34,8 +34,8 @@ def newest(q: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_index: list[i
 
 
 def test_groups_cover_the_query_heads_in_order() -> None:
-    assert QueryGroups.of([0, 0, 1, 2, 2]).neighbours == ((0, slice(0, 2)), (1, slice(2, 3)), (2, slice(3, 5)))
-    assert QueryGroups.of([]).neighbours == ()
+    assert QueryGroups.of([0, 0, 1, 2, 2], 0.25).neighbours == ((0, slice(0, 2)), (1, slice(2, 3)), (2, slice(3, 5)))
+    assert QueryGroups.of([], 0.25).neighbours == ()
 
 
 @pytest.mark.parametrize("kv_index, g", CASES)
@@ -46,7 +46,7 @@ def test_equals_the_tiled_attention(kv_index: list[int], g: int, u: int, dtype: 
     q = np.random.default_rng(1).standard_normal((len(kv_index), 8)).astype(dtype)
     given = q.copy(), keys.copy(), values.copy()
     o = newest(q, keys, values, kv_index)
-    expected = attention_forward(q[None], keys, values, kv_index, 0.25)[0][0]
+    expected = attention_forward(q[None], keys, values, HeadMap(kv_index, 0.25))[0][0]
     assert o.dtype == np.dtype(dtype)
     np.testing.assert_allclose(o, expected, rtol=0, atol=tolerance)
     assert all(np.array_equal(now, then) for now, then in zip((q, keys, values), given, strict=True))

@@ -15,7 +15,7 @@ from mpitp.backend.arrays import array_module, to_host
 from mpitp.backend.device import CpuDevice, Device
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.layers.build import Builder
-from mpitp.layers.layout import Layout
+from mpitp.layers.site import make_site
 from tests import strict_cupy
 from tests.layers.layer_cases import CASES, LayerCase, Rig, global_gradient, global_input, local, make_rig
 from tests.layers.test_parallel_equals_dense import one_rank, run_layer
@@ -40,7 +40,7 @@ class Bench:
     @classmethod
     def of(cls, group: Group, name: str, device: str, dtype: str = "float64") -> Bench:
         case = CASES[name]
-        builder = Builder(Layout(group), DEVICES[device], dtype, 0.02)
+        builder = Builder(make_site(group, device=DEVICES[device], dtype=dtype), 0.02)
         rig = make_rig(case, builder)
         xs = [local(global_input(case, f"x{i}"), rig.columns_in, builder) for i in range(2)]
         dys = [local(global_gradient(case, f"dy{i}"), rig.columns_out, builder) for i in range(2)]
@@ -142,7 +142,7 @@ def test_dtype_and_array_module_are_kept(name: str, device: str, dtype: str) -> 
     grads = [param.grad for param in bench.rig.params.values()]
     for array in [y, *arrays_in(ctx), *grads, *([] if bench.rig.reads_ids else [dx])]:
         assert array.dtype in (dtype, np.int64)
-        assert array_module(array) is bench.builder.device.xp
+        assert array_module(array) is bench.builder.site.device.xp
     assert y.dtype == dtype and (dx is None or dx.dtype == dtype)
 
 
@@ -158,4 +158,4 @@ def test_nothing_is_fetched_from_the_device(name: str, device: str) -> None:
     _, ctx = bench.rig.forward(bench.xs[0])
     assert strict_cupy.transfers.to_host == 0
     bench.rig.backward(bench.dys[0], ctx)
-    assert strict_cupy.transfers.to_host == (1 if bench.rig.reads_ids and device == "strict" else 0)
+    assert strict_cupy.transfers.to_host == (1 if bench.rig.looks_up and device == "strict" else 0)

@@ -7,10 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from mpitp.backend.device import CpuDevice, Device
+from mpitp.backend.device import Device
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.layers.build import Builder
-from mpitp.layers.layout import Layout
+from mpitp.layers.site import make_site
+from mpitp.optim.grad_sync import sync_gradients
 from tests.layers.layer_cases import CASES, gathered, global_gradient, global_input, local, make_rig
 from tests.sharded import assert_close, gradients
 
@@ -23,10 +24,11 @@ def run_layer(
 ) -> dict[str, np.ndarray]:
     """One forward and backward pass: global y, dx and parameter gradients, the same on every rank."""
     case = CASES[name]
-    builder = Builder(Layout(group, num_blocks), device or CpuDevice(), dtype, 0.02)
+    builder = Builder(make_site(group, device=device, dtype=dtype, invariant_blocks=num_blocks), 0.02)
     rig = make_rig(case, builder)
     y, ctx = rig.forward(local(global_input(case), rig.columns_in, builder))
     dx = rig.backward(local(global_gradient(case), rig.columns_out, builder), ctx)
+    sync_gradients(rig.params.values(), builder.site.mesh)
     result = {"y": gathered(group, y, rig.columns_out, case.columns_out)}
     if not rig.reads_ids:
         result["dx"] = gathered(group, dx, rig.columns_in, case.columns_in)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitp.backend.device import CpuDevice
 from mpitp.comm.group import Group
 from mpitp.comm.serial import SerialGroup
 from mpitp.errors import ConfigError
-from mpitp.layers.attention import AttentionDropout, GradSlots
-from mpitp.layers.build import Builder
-from mpitp.layers.layout import Layout
+from mpitp.layers.attention import AttentionDropout, KvReplicas
+from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.partition import HeadShare, Share, share_heads, share_of, split_evenly
+from mpitp.layers.site import make_site
+from mpitp.layers.summation import LibrarySum
 
 UNITS, RANKS = st.integers(1, 70), st.integers(1, 9)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -122,7 +122,7 @@ def test_the_example_of_9_heads_and_3_kv_heads_on_2_ranks() -> None:
 def test_gradient_slots(counts: tuple[int, int], ranks: int) -> None:
     heads, kv_heads = counts
     shares = [share_heads(heads, kv_heads, rank, ranks) for rank in range(ranks)]
-    slots = [GradSlots.of(share) for share in shares]
+    slots = [KvReplicas.of(share, LibrarySum(SerialGroup())) for share in shares]
     for share, each in zip(shares, slots, strict=True):
         used = [slot for slot, _ in each.own] + [slot for _, own in each.shared for slot in own]
         assert sorted(used) == list(range(each.count)), "every slot has one use"
@@ -141,7 +141,7 @@ class NamedGroup(SerialGroup):
 
 
 def builder(group: Group, num_blocks: int = 0) -> Builder:
-    return Builder(Layout(group, num_blocks), CpuDevice(), "float64", 0.02)
+    return Builder(make_site(group, dtype="float64", invariant_blocks=num_blocks), 0.02)
 
 
 @quick
@@ -155,13 +155,14 @@ def test_blocks_of_the_fused_projection(counts: tuple[int, int], head_dim: int, 
         order: list[tuple[str, int]] = []
         for rank in range(ranks):
             build = builder(NamedGroup(rank, ranks), num_blocks)
-            own, dropout = build.layout.heads(heads, kv_heads), AttentionDropout(0.0, "a")
-            qkv = build.attention(own, head_dim, 4, dropout, qkv_bias=True, out_bias=True).qkv
-            spec = qkv.weight.spec
-            names = [(part.name, row) for part in spec.parts for row in part.held]
-            assert qkv.bias is not None and qkv.bias.spec.parts == spec.parts
+            own, dropout = build.site.heads(heads, kv_heads), AttentionDropout(0.0, "a")
+            qkv = build.attention(AttentionSizes(own, head_dim, 4, qkv_bias=True, out_bias=True), dropout).qkv
+            placement = qkv.product.placement
+            names = [(part.name, row) for part in placement.parts for row in part.held[0]]
+            assert qkv.bias is not None
+            assert [part.dims for part in qkv.bias.placement.parts] == [part.dims[:1] for part in placement.parts]
             assert sorted(row for block in qkv.blocks for row in range(block.start, block.stop)) == list(
-                range(spec.shape[0])
+                range(placement.shape[0])
             )
             order += [names[row] for block in qkv.dx_blocks for row in range(block.start, block.stop)]
         expected = {("q", row) for row in range(heads * head_dim)}
@@ -178,14 +179,15 @@ def test_every_row_of_a_parameter_is_owned_once(units: int, ranks: int) -> None:
     for rank in range(ranks):
         build = builder(NamedGroup(rank, ranks))
         for name, param in {
-            **{"column": build.column(("gate", "up"), 3, build.layout.share(units), bias=True).weight},
-            **{"row": build.row("in", build.layout.share(units), 3, bias=True).weight},
-            **{"replicated": build.replicated(units)},
+            **{"column": build.column(("gate", "up"), 3, build.site.share(units), bias=True).product.weight},
+            **{"row": build.row("in", build.site.share(units), 3, bias=True).product.weight},
+            **{"replicated": build.site.whole(units)},
         }.items():
-            assert param.spec.shape == param.data.shape
-            for part, rows in param.spec.owned_rows():
-                assert rows.stop - rows.start == len(part.owned)
-                owned.setdefault(f"{name}/{part.name}", []).extend(part.owned)
+            assert param.placement.shape == param.data.shape
+            for part, place in param.placement.owned():
+                dim = param.placement.fused
+                assert place[dim].stop - place[dim].start == len(part.owned[dim])
+                owned.setdefault(f"{name}/{part.name}", []).extend(part.owned[dim])
     assert set(owned) == {"column/gate", "column/up", "row/in", "replicated/"}
     assert all(rows == list(range(units)) for rows in owned.values())
 
@@ -194,6 +196,7 @@ def test_every_row_of_a_parameter_is_owned_once(units: int, ranks: int) -> None:
     ("ranks", "num_blocks", "words"),
     [
         (3, 2, "2 blocks can't go to 3 ranks; use at most 2 ranks or set invariant_blocks to a number up to 5"),
+        (6, 5, "5 blocks can't go to 6 ranks; use at most 5 ranks$"),
         (3, 6, "invariant_blocks=6 exceeds heads=5.*use a number from 3 to 5"),
         (6, 6, "at most 5 blocks .heads=5., fewer than the 6 ranks; use at most 5 ranks"),
         (1, 100, "invariant_blocks=100 exceeds heads=5.*from 1 to 5"),
@@ -201,9 +204,11 @@ def test_every_row_of_a_parameter_is_owned_once(units: int, ranks: int) -> None:
 )
 def test_invariant_layouts_that_cannot_be(ranks: int, num_blocks: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Layout(NamedGroup(0, ranks), num_blocks).check({"heads": 5, "ffn_hidden": 37, "vocab_size": 53})
+        make_site(NamedGroup(0, ranks), invariant_blocks=num_blocks).check_blocks(
+            {"heads": 5, "ffn_hidden": 37, "vocab_size": 53}
+        )
 
 
 @pytest.mark.parametrize(("ranks", "num_blocks"), [(1, 0), (99, 0), (1, 1), (5, 5), (2, 3)])
 def test_layouts_that_can_be(ranks: int, num_blocks: int) -> None:
-    Layout(NamedGroup(0, ranks), num_blocks).check({"heads": 5, "ffn_hidden": 37})
+    make_site(NamedGroup(0, ranks), invariant_blocks=num_blocks).check_blocks({"heads": 5, "ffn_hidden": 37})

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.backend.arrays import to_host
 from mpitp.backend.device import Device
 from mpitp.comm import Group
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.site import make_site
 from mpitp.models import Batch, CausalLM, DecoderConfig, build_model, config_from_hf
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -55,7 +57,7 @@ QWEN2 = {**LLAMA, "model_type": "qwen2", "num_attention_heads": 6, "num_key_valu
 
 RAW: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
-    "gpt2 untied": {**GPT2, "tie_word_embeddings": False, "n_inner": None, "vocab_size": 9},
+    "gpt2 untied": {**GPT2, "tie_word_embeddings": False, "n_inner": None, "vocab_size": 9, "eos_token_id": 8},
     "llama 9/3": LLAMA,
     "llama biases, tied, 5/1, llama3": {
         **{key: value for key, value in LLAMA.items() if key != "rope_theta"},
@@ -65,35 +67,78 @@ RAW: dict[str, dict[str, Any]] = {
     "llama 8/2, linear": {
         **LLAMA,
         **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": None, "hidden_size": 16},
-        **{"rope_scaling": {"type": "linear", "factor": 2.0}, "intermediate_size": 8, "vocab_size": 7},
+        **{
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "intermediate_size": 8,
+            "vocab_size": 7,
+            "eos_token_id": [6, 5],
+        },
     },
     "llama 7/7": {**LLAMA, "num_attention_heads": 7, "num_key_value_heads": None, "intermediate_size": 3},
     "qwen2 6/2, tied": {**QWEN2, "tie_word_embeddings": True, "head_dim": None},
+}
+LATER_RAW: dict[str, dict[str, Any]] = {  # for the tests of layouts
+    "gemma3": {
+        **LLAMA,
+        **{"model_type": "gemma3_text", "num_attention_heads": 6, "num_key_value_heads": 3, "sliding_window": 4},
+        **{"query_pre_attn_scalar": 9, "final_logit_softcapping": 2.0, "head_dim": 4, "tie_word_embeddings": True},
+        **{"layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 10.0},
+    },
+    "gemma2": {
+        **LLAMA,
+        **{"model_type": "gemma2", "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 4},
+        **{"sliding_window": 3, "attn_logit_softcapping": 1.5, "attention_dropout": 0.2},
+    },
+    "bloom": {"model_type": "bloom", "vocab_size": 53, "hidden_size": 20, "n_layer": 2, "n_head": 5},
+    "gpt_neox": {
+        **{key: value for key, value in LLAMA.items() if key not in ("head_dim", "num_key_value_heads", "rope_theta")},
+        **{"model_type": "gpt_neox", "num_attention_heads": 5, "hidden_size": 40, "hidden_dropout": 0.1},
+    },
+    "stablelm": {
+        **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+        **{"model_type": "stablelm", "num_attention_heads": 6, "hidden_size": 24, "use_parallel_residual": True},
+        **{"partial_rotary_factor": 0.5, "hidden_dropout": 0.1},
+    },
+    "phi3": {
+        **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+        **{"model_type": "phi3", "num_attention_heads": 6, "hidden_size": 24, "original_max_position_embeddings": 5},
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 1.5]},
+    },
+    "opt": {
+        **{"model_type": "opt", "vocab_size": 53, "hidden_size": 12, "num_attention_heads": 6, "ffn_dim": 13},
+        **{"num_hidden_layers": 2, "max_position_embeddings": 24},
+    },
 }
 CONFIGS: dict[str, DecoderConfig] = {name: config_from_hf(raw) for name, raw in RAW.items()}
 LENGTH = 7
 
 
-def make_batch(config: DecoderConfig, rows: int = 3, dropout: DropoutState | None = None, first: int = 0) -> Batch:
+def make_batch(
+    config: DecoderConfig,
+    rows: int = 3,
+    dropout: DropoutState | None = None,
+    first: int = 0,
+    samples: Sequence[int] = (),
+) -> Batch:
     """Rows `first` .. of one long batch; each row has another number of targets that don't count."""
     tokens = np.stack([np.random.default_rng(row).integers(0, config.vocab_size, LENGTH + 1) for row in range(64)])
     targets = np.where(np.arange(LENGTH) < np.arange(64)[:, None] % 5, -1, tokens[:, 1:])
     chosen = slice(first, first + rows)
-    return Batch.of_rows(tokens[chosen, :-1], targets[chosen], dropout)
+    return Batch.of_rows(tokens[chosen, :-1], targets[chosen], dropout, samples)
 
 
 def make_model(group: Group, config: DecoderConfig, dtype: str = "float64", **options: Any) -> CausalLM:
     """A model whose every parameter, biases and norms too, is filled from global random tensors."""
-    model = build_model(config, group, dtype=dtype, **options)
+    model = build_model(config, make_site(group, dtype=dtype, **options))
     fill(model.named_params(), std=0.2)
     return model
 
 
 def forward_backward(model: CausalLM, batches: Sequence[Batch]) -> Arrays:
     """Logits of the first batch, mean loss and every gradient, as global arrays on every rank."""
-    group = model.layout.group
+    group = model.site.ranks
     logits, _ = model.forward(batches[0])
-    result: Arrays = {"logits": model.device.to_host(model.gather_logits(logits))}
+    result: Arrays = {"logits": to_host(model.gather_logits(logits))}
     step = TrainStep(model, make_optimizer(model))
     result["loss"] = step.accumulate(batches)[0]
     result["norm"] = step.grad_norm()
@@ -109,10 +154,10 @@ def train(model: CausalLM, steps: int = 5, eps: float = 1e-8, clip_norm: float =
     step = TrainStep(model, make_optimizer(model, eps), clip_norm)
     losses, norms = [], []
     for i in range(steps):
-        result = step([make_batch(model.config, 3, DropoutState(5, i, (0, 1, 2)) if dropout else None)], 1e-3 * (i + 1))
+        result = step([make_batch(model.config, 3, DropoutState(5, i) if dropout else None)], 1e-3 * (i + 1))
         losses.append(result.loss)
         norms.append(result.grad_norm)
-    after = weights(model.layout.group, model.named_params())
+    after = weights(model.site.ranks, model.named_params())
     return {"losses": np.array(losses), "norms": np.array(norms)} | {f"weight {k}": v for k, v in after.items()}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import time
 from typing import Any
 
 import pytest
 
 from mpitp.errors import ConfigError
 from mpitp.models import MODEL_TYPES, DecoderConfig, config_from_hf
-from mpitp.models.config import HARMLESS_KEYS, REQUIRED_VALUES, file_key
+from mpitp.models.config import file_key
+from mpitp.models.known_keys import ARCHITECTURES, FILE_KEYS, HARMLESS_KEYS, REQUIRED_VALUES
+from mpitp.models.nearest import NEAREST, NO_DECODERS
 from tests.models.model_cases import GPT2, LLAMA, LLAMA3, QWEN2
 
 LLAMA3_SCALING = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
@@ -21,7 +24,8 @@ def without(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def test_model_types() -> None:
-    assert set(MODEL_TYPES) == {"gpt2", "llama", "qwen2"}
+    llamas = {"llama", "qwen2", "mistral", "qwen3", "smollm3", "phi3", "stablelm"}
+    assert llamas | {"gpt2", "gpt_neox", "opt", "gemma"} <= set(MODEL_TYPES)
 
 
 def test_gpt2_defaults() -> None:
@@ -99,10 +103,28 @@ def test_both_spellings_give_the_same_scaling() -> None:
             "rope_theta=9.0 contradicts rope_scaling.rope_theta=8.0",
         ),
         ({"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}}, "RoPE scaling type 'llama3'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn' is not supported; supported: default, linear, ll"),
+        (
+            {"rope_scaling": {"type": "axial", "factor": 2.0}},
+            "'axial' is not supported; supported: default, linear, dy",
+        ),
+        ({"rope_scaling": {"type": "yarn"}}, "needs the keys"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate must be true or false"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs the keys"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": 1.0, "long_factor": [2.0]}},
+            "must be a list of numbers",
+        ),
+        (
+            {
+                "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4},
+                "original_max_position_embeddings": 8,
+            },
+            "original_max_position_embeddings=8 contradicts rope_scaling.original_max_position_embeddings=4",
+        ),
         ({"rope_scaling": {"type": ["linear"], "factor": 2.0}}, "not supported"),
         ({"rope_scaling": {"type": "linear"}}, "needs the keys"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}}, "needs the keys"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1, 2]}}, "needs the keys"),
+        ({"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 is not"),
         ({"rope_scaling": without(LLAMA3_SCALING, "factor")}, "needs the keys"),
         ({"rope_scaling": {"type": "linear", "factor": 0.0}}, "factor must be a positive number"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a positive number"),
@@ -124,20 +146,24 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "changes", "words"),
     [
-        (LLAMA, {"sliding_window_pattern": 3}, "unknown keys 'sliding_window_pattern' for model_type 'llama'"),
-        (LLAMA, {f"a{i}": i for i in range(9)}, "unknown keys 'a0', 'a1', 'a2', 'a3', 'a4' for"),
-        (GPT2, {"rope_theta": 9.0}, "unknown keys 'rope_theta'"),
-        (QWEN2, {"attention_bias": False}, "unknown keys 'attention_bias'"),
-        (GPT2, {"activation_function": "relu"}, "activation_function='relu' is not supported; supported: 'gelu_new'"),
-        (GPT2, {"activation_function": "gelu"}, "activation_function='gelu' is not supported"),
-        (GPT2, {"scale_attn_weights": False}, "scale_attn_weights=False is not supported"),
-        (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported; supported: 1.0"),
+        (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.* is not supported"),
+        (GPT2, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.* is not supported"),
+        (LLAMA, {"is_causal": False}, "is_causal=False is not supported; supported: True"),
+        (LLAMA, {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config=.* is not supported"),
+        (LLAMA, {"attention_chunk_size": 8}, "attention_chunk_size=8 is not supported; supported: None"),
+        (LLAMA, {"sliding_window": 8}, "sliding_window=8 is not supported"),
+        (GPT2, {"hidden_size": 24}, "hidden_size=24 contradicts n_embd=12"),
+        (GPT2, {"activation_function": "mish"}, "activation_function='mish' is not supported; supported: 'gelu', "),
+        (GPT2, {"scale_attn_weights": 1}, "scale_attn_weights must be true or false"),
         (GPT2, {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
-        (LLAMA, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported: 'silu'"),
-        (LLAMA, {"pretraining_tp": 2}, "pretraining_tp=2 is not supported; supported: 1"),
+        (LLAMA, {"hidden_act": "gelu_10"}, "hidden_act='gelu_10' is not supported; supported: 'gelu', "),
         (LLAMA, {"layer_types": ["full_attention", "sliding_attention"]}, "only full_attention is"),
-        (LLAMA, {"layer_types": 5}, "layer_types 5 is not supported"),
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window=True is not supported"),
+        (LLAMA, {"layer_types": 5}, "layer_types=5 is not supported"),
+        (QWEN2, {"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be at least 1, or null"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        (QWEN2, {"layer_types": ["chunked_attention"] * 2}, "supported: full_attention and sliding_attention"),
+        (QWEN2, {"layer_types": ["sliding_attention"] * 2}, "has sliding_attention, but there is no sliding_window"),
         (LLAMA, {"hidden_size": None}, "hidden_size must be a whole number, got None"),
         (LLAMA, {"vocab_size": "53"}, "vocab_size must be a whole number, got '53'"),
         (LLAMA, {"vocab_size": 53.0}, "vocab_size must be a whole number"),
@@ -167,19 +193,45 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
         (LLAMA, {"attention_dropout": 1.0}, r"attention_dropout must lie in \[0, 1\)"),
         (LLAMA, {"eos_token_id": "</s>"}, "eos_token_id must be made of whole numbers, got '</s>'"),
         (LLAMA, {"eos_token_id": [1, None]}, "eos_token_id must be made of whole numbers"),
+        (LLAMA, {"eos_token_id": True}, "eos_token_id must be made of whole numbers, got True"),
+        (LLAMA, {"eos_token_id": -1}, "eos_token_id=-1 is outside the vocabulary of 53; expected 0 to 52"),
+        (LLAMA, {"eos_token_id": [1, 53]}, "eos_token_id=53 is outside the vocabulary of 53"),
+        (GPT2, {"bos_token_id": 99}, "bos_token_id=99 is outside the vocabulary of 53"),
+        (LLAMA, {"initializer_range": -0.5}, r"initializer_range must lie in \[0, 100\], got -0.5"),
+        (LLAMA, {"initializer_range": 1e30}, "initializer_range must lie in"),
+        (LLAMA, {"rms_norm_eps": 1e30}, "rms_norm_eps must be at most 1, got 1e"),
+        (LLAMA, {"rms_norm_eps": 10**400}, "rms_norm_eps must be a finite number"),
+        (LLAMA, {"rope_theta": 10**400}, "rope_theta must be a (finite|positive) number"),
+        (LLAMA, {"hidden_size": 2**63}, "hidden_size must be at most 2147483647, got 9223372036854775808"),
+        (LLAMA, {"num_hidden_layers": 10**30}, "num_hidden_layers must be at most 10000, got 1000"),
+        (LLAMA, {"vocab_size": 10**30}, "vocab_size must be at most"),
+        (GPT2, {"n_embd": 12 * 10**30}, "n_embd must be at most 2147483647"),
         (LLAMA, {"bos_token_id": [1]}, "bos_token_id must be made of whole numbers"),
         (GPT2, {"n_embd": 13}, "n_embd=13 must be a positive multiple of n_head=6"),
         (GPT2, {"n_head": 0}, "must be a positive multiple of n_head=0"),
         (GPT2, {"resid_pdrop": -0.1}, "resid_pdrop must lie in"),
         (GPT2, {"n_inner": 0}, "n_inner must be at least 1"),
         (GPT2, {"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama, qwen2"),
-        (GPT2, {"model_type": None}, "model_type None is not supported"),
+        (GPT2, {"model_type": "mixtral"}, "the nearest is 'mistral', but here its MLPs are mixtures of experts"),
+        (GPT2, {"model_type": "gpt-neox"}, "was 'gpt_neox' meant"),
+        (GPT2, {"model_type": "bert"}, "it is an encoder: mpitp embed reads it"),
+        (GPT2, {"model_type": "mamba"}, "it is a recurrent model"),
+        (GPT2, {"model_type": None}, "model_type None is not supported.*what the file must say first"),
         (GPT2, {"model_type": ["gpt2"]}, "is not supported"),
     ],
 )
 def test_what_is_refused(raw: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config_from_hf({**raw, **changes})
+
+
+def test_every_model_type_has_its_class_and_its_keys() -> None:
+    assert set(ARCHITECTURES) == set(FILE_KEYS) == set(MODEL_TYPES)
+
+
+def test_the_nearest_of_types_that_are_not_supported_are_supported() -> None:
+    assert {near for near, _ in NEAREST.values()} <= set(MODEL_TYPES)
+    assert not set(MODEL_TYPES) & {*NEAREST, *NO_DECODERS}
 
 
 VALUES = {"tie_word_embeddings": False, "eos_token_id": 1, "bos_token_id": 2, "attention_bias": True, "mlp_bias": True}
@@ -189,7 +241,8 @@ VALUES = {"tie_word_embeddings": False, "eos_token_id": 1, "bos_token_id": 2, "a
 def test_every_fact_is_known_by_the_key_it_comes_from(raw: dict[str, Any]) -> None:
     """Another value of the key gives another value of the fact."""
     config, model_type = config_from_hf({**raw, "tie_word_embeddings": True}), raw["model_type"]
-    facts = {field.name for field in dataclasses.fields(config)} - {"hf", "model_type", "rope_scaling", "dropouts"}
+    facts = {field.name for field in dataclasses.fields(config)} - {"hf", "ends", "notices", "unread"}
+    facts -= {"model_type", "rope_scaling", "dropouts"}
     facts |= {f"dropouts.{field.name}" for field in dataclasses.fields(config.dropouts)}
     for fact in sorted(facts):
         key = file_key(model_type, fact)
@@ -214,11 +267,94 @@ def test_sizes_of_a_llama_must_be_there(key: str) -> None:
 @pytest.mark.parametrize("raw", [GPT2, LLAMA, QWEN2], ids=lambda raw: raw["model_type"])
 def test_keys_that_change_nothing(raw: dict[str, Any]) -> None:
     plain = {"torch_dtype": "bfloat16", "architectures": ["X"], "use_cache": True, "transformers_version": "4.0"}
-    allowed = {key: values[0] for key, values in REQUIRED_VALUES.items()}
+    allowed = {key: values[0] for key, values in REQUIRED_VALUES.items() if values}
     nulls = dict.fromkeys(HARMLESS_KEYS - set(raw) - {"bos_token_id"})
     assert config_from_hf({**raw, **plain, **allowed}) == config_from_hf(raw)
     assert config_from_hf({**nulls, **raw}) == config_from_hf(raw)
-    assert set(REQUIRED_VALUES) <= HARMLESS_KEYS
+    assert config_from_hf({**nulls, **raw}).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "keys", "named"),
+    [
+        (LLAMA, {"gradient_checkpointing": False, "output_past": True}, ["gradient_checkpointing", "output_past"]),
+        (LLAMA, {"pretraining_tp": 2}, ["pretraining_tp"]),
+        (LLAMA, {"quantization_config": None}, ["quantization_config"]),
+        (LLAMA, {"partial_rotary_factor": 1.0}, ["partial_rotary_factor"]),
+        (GPT2, {"_num_labels": 1}, ["_num_labels"]),
+        (GPT2, {"rope_theta": 9.0, "partial_rotary_factor": 0.5}, ["rope_theta", "partial_rotary_factor"]),
+        (QWEN2, {"attention_bias": False}, ["attention_bias"]),
+        (
+            LLAMA,
+            {"sliding_window_pattern": 3, "auto_map": {"AutoConfig": "a.b"}},
+            ["sliding_window_pattern", "auto_map"],
+        ),
+        (LLAMA, {f"a{i}": i for i in range(9)}, [f"a{i}" for i in range(9)]),
+        (
+            LLAMA,
+            {"rope_scaling": {"type": "linear", "factor": 1.0, "beta_fast": 1, "partial_rotary_factor": 1.0}},
+            ["rope_scaling.beta_fast", "rope_scaling.partial_rotary_factor"],
+        ),
+    ],
+)
+def test_keys_that_the_reference_does_not_read_pass_with_one_notice(
+    raw: dict[str, Any], keys: dict[str, Any], named: list[str]
+) -> None:
+    config, plain = config_from_hf({**raw, **keys}), config_from_hf(raw)
+    assert dataclasses.replace(config, rope_scaling=None) == plain
+    assert len(config.notices) == 1 and plain.notices == ()
+    assert config.notices[0].endswith(", ".join(map(repr, named)))
+    assert config.hf == {**raw, **keys}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 24},
+        {"use_sliding_window": False, "sliding_window": 8},
+        {"use_sliding_window": True, "sliding_window": None},
+        {
+            "layer_types": ["full_attention"] * 2,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 0,
+        },
+    ],
+)
+def test_windows_that_hide_nothing(keys: dict[str, Any]) -> None:
+    assert config_from_hf({**QWEN2, **keys}) == config_from_hf(QWEN2)
+
+
+def test_another_name_for_an_activation_is_the_same_function() -> None:
+    assert config_from_hf({**LLAMA, "hidden_act": "swish"}) == config_from_hf(LLAMA)
+    assert config_from_hf({**GPT2, "activation_function": "gelu_fast"}) == config_from_hf(GPT2)
+
+
+def test_gpt2_takes_the_general_names_of_its_keys() -> None:
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    raw = {names.get(key, key): value for key, value in GPT2.items()}
+    assert config_from_hf(raw) == config_from_hf(GPT2) == config_from_hf({**GPT2, "hidden_size": 12})
+    assert config_from_hf(raw).notices == () and config_from_hf(raw).hf == raw
+
+
+def test_default_ids_that_nobody_chose_are_no_ids_of_a_smaller_model() -> None:
+    config = config_from_hf({**GPT2, "bos_token_id": 50256, "eos_token_id": 50256})
+    assert config.eos_ids == () and config.bos_id is None
+    assert "'bos_token_id: 50256', 'eos_token_id: 50256'" in config.notices[0]
+
+
+def test_thousands_of_keys_that_nobody_reads_are_one_short_notice() -> None:
+    keys = {f"{'x' * 5000}{i}": i for i in range(20_000)}
+    started = time.process_time()
+    (notice,) = config_from_hf({**LLAMA, **keys}).notices
+    assert len(notice) < 3000 and "and 19980 more" in notice
+    assert time.process_time() - started < 5
+
+
+def test_a_slip_is_named_in_the_notice() -> None:
+    raw = {**without(LLAMA, "num_key_value_heads"), "num_key_value_head": 3}
+    assert config_from_hf(raw).notices[0].endswith("(was 'num_key_value_heads' for 'num_key_value_head' meant?)")
 
 
 def test_sizes_are_checked_when_a_config_is_made_by_hand() -> None:

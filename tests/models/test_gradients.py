@@ -9,7 +9,7 @@ import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError, NumericError
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
 from mpitp.models import Batch, CausalLM
 from mpitp.optim.grad_norm import GradNorm
 from mpitp.train.step import TrainStep, clip_scale, evaluate
@@ -22,15 +22,15 @@ STEP = 1e-6  # the error falls with its square: 5e-9 is left, rounding included
 def move(model: CausalLM, name: str, by: float) -> None:
     """Add `by` times a random global direction to one parameter."""
     param = dict(model.named_params())[name]
-    for part, rows in param.spec.local_parts():
-        whole = random_array(f"direction {name}/{part.name}", param.spec.global_shape(part))
-        param.spec.view(param.data, rows)[...] += by * param.spec.view(whole, slice(part.held.start, part.held.stop))
+    for part, place in param.placement.places():
+        whole = random_array(f"direction {name}/{part.name}", part.shape)
+        param.data[place] += by * whole[part.index]
 
 
 def slopes(group: Group, name: str, dropout: bool) -> dict[str, tuple[float, float]]:
     """Of every parameter: the loss's slope along a random direction, by central difference and by the gradient."""
     model = make_model(group, CONFIGS[name])
-    batch = make_batch(model.config, 2, DropoutState(3, 1, (8, 2)) if dropout else None)
+    batch = make_batch(model.config, 2, DropoutState(3, 1) if dropout else None, samples=(8, 2))
     _, ctx = model.loss_forward(batch)
     model.loss_backward(ctx, 1.0)
     grads = gradients(group, model.named_params())
@@ -62,8 +62,10 @@ def one_and_four(group: Group, name: str) -> None:
     found = []
     for cut in ((4,), (1, 1, 1, 1), (1, 3)):
         firsts = np.cumsum((0, *cut))
-        state = [DropoutState(1, 2, tuple(range(first, first + n))) for first, n in zip(firsts, cut, strict=False)]
-        batches = [make_batch(model.config, n, s, s.samples[0]) for n, s in zip(cut, state, strict=True)]
+        batches = [
+            make_batch(model.config, n, DropoutState(1, 2), int(first), samples=range(first, first + n))
+            for first, n in zip(firsts, cut, strict=False)
+        ]
         assert len({batch.num_targets / len(batch.tokens) for batch in batches}) == len(batches), "unequal weights"
         loss, tokens = step.accumulate(batches)
         assert tokens == sum(batch.num_targets for batch in batches)

@@ -11,7 +11,8 @@ from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError
 from mpitp.infer.generate import generate
 from mpitp.infer.sampling import Sampling
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.site import make_site
 from mpitp.models import Batch, DecoderConfig, build_model, config_from_hf
 from tests.models.model_cases import GPT2, LLAMA, QWEN2, Arrays, forward_backward, make_batch, make_model, train
 from tests.sharded import assert_close, assert_same_bits
@@ -35,7 +36,7 @@ MODELS: dict[str, DecoderConfig] = {
 def invariant_run(group: Group, name: str, num_blocks: int = 6, dtype: str = "float32") -> Arrays:
     """All that can be told of a model: a pass, five steps with dropout and clipping, greedy and sampled text."""
     model = make_model(group, MODELS[name], dtype, invariant_blocks=num_blocks)
-    result = forward_backward(model, [make_batch(model.config, 3, DropoutState(1, 0, (0, 1, 2)))])
+    result = forward_backward(model, [make_batch(model.config, 3, DropoutState(1, 0))])
     result["one token"] = model.gather_logits(model.forward(Batch.of_lists([[3]]))[0])
     model.zero_grad()
     result |= train(model, dropout=True)
@@ -98,7 +99,11 @@ LONG: dict[str, DecoderConfig] = {
         }
     ),
     "narrow": config_from_hf(
-        {**GPT2, "vocab_size": 7, "n_embd": 66, "n_inner": 6, "tie_word_embeddings": False, "n_positions": 140}
+        {
+            **GPT2,
+            **{"vocab_size": 7, "n_embd": 66, "n_inner": 6, "tie_word_embeddings": False, "n_positions": 140},
+            "eos_token_id": None,
+        }
     ),
 }
 
@@ -143,8 +148,8 @@ def test_same_bits_of_logits_from_the_cache(name: str) -> None:
 def test_heads_one_wide_are_refused() -> None:
     config = config_from_hf({**GPT2, "n_embd": 6})
     with pytest.raises(ConfigError, match="head_dim of at least 2"):
-        build_model(config, SerialGroup(), invariant_blocks=2)
-    build_model(config, SerialGroup())
+        build_model(config, make_site(SerialGroup(), invariant_blocks=2))
+    build_model(config, make_site(SerialGroup()))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,6 @@ def test_heads_one_wide_are_refused() -> None:
 def test_what_cannot_be_cut_is_refused(ranks: int, num_blocks: int, words: str) -> None:
     def build(group: Group) -> None:
         with pytest.raises(ConfigError, match=words):
-            build_model(MODELS["llama 9/3"], group, invariant_blocks=num_blocks)
+            build_model(MODELS["llama 9/3"], make_site(group, invariant_blocks=num_blocks))
 
     run_threads(ranks, build)

@@ -7,6 +7,7 @@ import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError
+from mpitp.layers.site import make_site
 from mpitp.models import Batch, config_from_hf, new_model
 from tests.models.model_cases import CONFIGS, GPT2, RAW, make_batch, make_model
 from tests.sharded import assert_same_bits, weights
@@ -71,7 +72,7 @@ def test_later_tokens_do_not_change_earlier_logits() -> None:
 
 
 def initial(group: Group, name: str, num_blocks: int = 0, seed: int = 5) -> dict[str, np.ndarray]:
-    model = new_model(CONFIGS[name], group, seed=seed, invariant_blocks=num_blocks)
+    model = new_model(CONFIGS[name], make_site(group, invariant_blocks=num_blocks), seed=seed)
     return weights(group, model.named_params())
 
 
@@ -86,7 +87,7 @@ def test_initial_weights_have_the_same_bits_on_any_number_of_ranks(name: str) ->
 def test_initial_weights_are_as_the_config_says() -> None:
     found = initial(SerialGroup(), "gpt2")
     assert found["final_norm.weight/"].tolist() == [1.0] * 12 and not found["final_norm.bias/"].any()
-    big = new_model(config_from_hf({**GPT2, "n_embd": 120, "n_layer": 8}), SerialGroup(), seed=0)
+    big = new_model(config_from_hf({**GPT2, "n_embd": 120, "n_layer": 8}), make_site(SerialGroup()), seed=0)
     stds = {name: param.data.std() for name, param in big.named_params()}
     assert stds["blocks.0.mlp.up.weight"] == pytest.approx(0.02, rel=0.05)
     assert stds["blocks.0.mlp.down.weight"] == pytest.approx(0.02 / 4, rel=0.05), "by the root of 2 x 8 branches"
@@ -102,7 +103,7 @@ def test_every_part_of_every_parameter_has_a_place_in_the_files(name: str) -> No
     model = make_model(SerialGroup(), CONFIGS[name])
     named = dict(model.named_params())
     assert len(named) == len(list(model.named_params()))
-    parts = {(key, part.name) for key, param in named.items() for part in param.spec.parts}
+    parts = {(key, part.name) for key, param in named.items() for part in param.placement.parts}
     assert parts == set(model.hf_pieces())
     assert ("head.weight" in named) == (not model.config.tied)
     assert dict(model.config.hf) == RAW[name]
@@ -118,13 +119,14 @@ def test_tied_embedding_gets_both_gradients() -> None:
     """The gradient of a tied table is that of the embedding plus that of the head of the same model untied."""
     tied = make_model(SerialGroup(), CONFIGS["gpt2"])
     untied = make_model(SerialGroup(), config_from_hf({**GPT2, "tie_word_embeddings": False}))
-    dict(untied.named_params())["head.weight"].data[...] = untied.embedding.weight.data
+    dict(untied.named_params())["head.weight"].data[...] = untied["embedding"].weight.data
     for model in (tied, untied):
         _, ctx = model.loss_forward(make_batch(model.config))
         model.loss_backward(ctx, 1.0)
-    assert untied.head.weight.grad is not None and untied.embedding.weight.grad is not None
-    both = untied.embedding.weight.grad + untied.head.weight.grad
-    np.testing.assert_allclose(tied.embedding.weight.grad, both, rtol=0, atol=1e-13)
+    embedding, head = untied["embedding"].weight, untied["head"].product.weight
+    assert head.grad is not None and embedding.grad is not None
+    both = embedding.grad + head.grad
+    np.testing.assert_allclose(tied["embedding"].weight.grad, both, rtol=0, atol=1e-13)
 
 
 def test_zero_grad() -> None:
@@ -142,5 +144,11 @@ def test_dtype_is_kept(dtype: str) -> None:
         logits, _ = model.forward(make_batch(model.config))
         _, ctx = model.loss_forward(make_batch(model.config))
         model.loss_backward(ctx, 0.5)
-        assert logits.dtype == dtype and model.new_caches([3])[0]._keys[0].dtype == dtype
+        caches = model.new_caches([3])
+        model.next_logits(Batch.of_lists([[1, 2]]), caches)
+        sizes = [cache.nbytes for cache in caches._of_layer.values()]
+        assert sizes == [
+            2 * 3 * len(b.attention.heads.heads.kv) * model.config.head_dim * model.dtype.itemsize for b in model.blocks
+        ]
+        assert logits.dtype == dtype
         assert all(param.grad.dtype == dtype for _, param in model.named_params())

@@ -13,7 +13,9 @@ from mpitp.backend.arrays import array_module, to_host
 from mpitp.backend.device import CpuDevice, Device
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.layers.dropout import Dropout
-from mpitp.layers.sequences import DropoutState, Sequences
+from mpitp.layers.passes import DropoutState, Pass
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, new_model
 from mpitp.models.config import Dropouts
 from tests.models.model_cases import CONFIGS, Arrays
@@ -21,7 +23,7 @@ from tests.sharded import StrictDevice, assert_same_bits, weights
 
 MODELS = {name: CONFIGS[name] for name in ("gpt2", "llama 9/3", "llama biases, tied, 5/1, llama3", "qwen2 6/2, tied")}
 DEVICES: dict[str, Device] = {"numpy": CpuDevice(), "strict": StrictDevice()}
-SEQS = Sequences((5, 1, 70), dropout=DropoutState(seed=7, step=3, samples=(0, 11, 2)))
+PASS = Pass(Rows.of((5, 1, 70), samples=(0, 11, 2)), DropoutState(seed=7, step=3))
 RATES = Dropouts(embedding=0.1, attention=0.2, residual=0.3)
 
 every_layout = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
@@ -30,7 +32,7 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 def make_model(group: Group, name: str, device: str) -> CausalLM:
     config = dataclasses.replace(MODELS[name], dropouts=RATES)
-    return new_model(config, group, seed=11, device=DEVICES[device])
+    return new_model(config, make_site(group, device=DEVICES[device]), seed=11)
 
 
 def initial_weights(group: Group, name: str, device: str) -> Arrays:
@@ -40,27 +42,32 @@ def initial_weights(group: Group, name: str, device: str) -> Arrays:
 def masks(group: Group, name: str, device: str) -> Arrays:
     """Every mask of one pass: of the embedding's output, of both residual branches and of all heads in every block."""
     model = make_model(group, name, device)
-    found: Arrays = {"embedding": residual_mask(model.embedding_dropout, model)}
+    found: Arrays = {"embedding": residual_mask(model["embedding dropout"], model)}
     for i, block in enumerate(model.blocks):
-        found |= {f"{i} residual {j}": residual_mask(dropout, model) for j, dropout in enumerate(block.dropouts)}
-        heads = group.all_gather_objects(attention_masks(block.attention, model))
+        found |= {
+            f"{i} residual {j}": residual_mask(dropout, model)
+            for j, dropout in enumerate((block.dropout1, block.dropout2))
+        }
+        heads = group.all_gather_objects(attention_masks(block.attention.heads, model))
         found |= {f"{i} head {head}": mask for own in heads for head, mask in own.items()}
-    assert len([key for key in found if " head " in key]) == len(model.blocks) * model.config.heads * len(SEQS.lengths)
+    assert len([key for key in found if " head " in key]) == len(model.blocks) * model.config.heads * len(
+        PASS.rows.runs
+    )
     return found
 
 
 def residual_mask(dropout: Dropout, model: CausalLM) -> np.ndarray:
     """What it makes of ones."""
-    ones = model.device.xp.ones((SEQS.num_tokens, model.config.hidden_size), model.dtype)
-    return to_host(dropout.forward(ones, SEQS))
+    ones = model.device.xp.ones((PASS.rows.num_tokens, model.config.hidden_size), model.dtype)
+    return to_host(dropout.forward(ones, PASS)[0])
 
 
 def attention_masks(attention: Any, model: CausalLM) -> dict[tuple[int, int], np.ndarray]:
     """The masks of this rank's heads, by (global head, sequence), asked for in tiles as attention does."""
     like = model.device.xp.zeros(1, model.dtype)
     found = {}
-    for i, length in enumerate(SEQS.lengths):
-        mask = attention.dropout.masks(SEQS, i, attention.heads, like)
+    for i, rows in enumerate(PASS.rows.runs):
+        mask, length = attention.dropout.masks(PASS, rows, attention.heads, like), rows.length
         for local, head in enumerate(attention.heads.query.span):
             blocks = [range(row, min(row + 16, length)) for row in range(0, length, 16)]
             tiles = [mask(local, queries, range(length)) for queries in blocks]

@@ -7,16 +7,19 @@ collective of this one. Here any failure, on any rank, is printed in full with i
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpitp.comm.abort import WAIT_FOR_RANK_0_SECONDS
 from mpitp.comm.group import Group
-from mpitp.comm.world import world_group
+from mpitp.comm.start_world import world_group
 
 try:
     import hypothesis
@@ -36,6 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def world() -> Group:
     """The group of all ranks, as programs get it (a one-rank job has a SerialGroup)."""
     return world_group()
+
+
+@pytest.fixture
+def shared_path(world: Group) -> Iterator[Path]:
+    """One empty directory that all ranks see."""
+    path = world.broadcast_object(tempfile.mkdtemp() if world.rank == 0 else None)
+    yield Path(path)
+    world.barrier()
+    if world.rank == 0:
+        shutil.rmtree(path)
 
 
 @pytest.hookimpl(wrapper=True)

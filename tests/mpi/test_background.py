@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from mpitp.comm import Group, MpiGroup
-from mpitp.comm.checked import CheckedGroup
+from mpitp.comm.checked import checked
 from mpitp.comm.node import NodeGroup, place_on_nodes
 from tests.comm.group_checks import CHECKS
 
@@ -110,7 +110,7 @@ def test_sums_are_added_in_rank_order() -> None:
 
 @pytest.mark.parametrize("make", GROUPS)
 def test_ranks_that_are_late_and_other_collectives_in_between(make: Any) -> None:
-    group = CheckedGroup(make())
+    group = checked(make())
     assert group.in_background
     rng = np.random.default_rng(7)
     for delay in rng.integers(0, 4, 12):

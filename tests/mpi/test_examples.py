@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitp.checkpoint import save_model
+from mpitp.checkpoint import Documents, save_model
 from mpitp.comm import SerialGroup, world_group
 from mpitp.data.tokenizer import byte_tokenizer
+from mpitp.layers.site import make_site
 from mpitp.models import config_from_hf, new_model
 
 pytestmark = pytest.mark.mpi
@@ -34,8 +35,8 @@ def save_tiny_model(directory: Path) -> None:
             "max_position_embeddings": 128,
         }
     )
-    model = new_model(config, group, seed=1)
-    save_model(model, directory, group, config=config.hf, extra_files=tokenizer.files)
+    model = new_model(config, make_site(group), seed=1)
+    save_model(model, directory, group, Documents(config.hf, extra_files=tokenizer.files))
 
 
 def test_from_python(mpi_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

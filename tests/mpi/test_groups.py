@@ -33,7 +33,7 @@ def test_world_and_mesh() -> None:
     size = MPI.COMM_WORLD.Get_size()
     assert (world.rank, world.size) == (MPI.COMM_WORLD.Get_rank(), size)
     assert isinstance(world, NodeGroup if size > 1 else SerialGroup)  # all ranks are on this host
-    assert make_mesh(world).tp is world
+    assert make_mesh(world)["tp"] is world
 
 
 def test_what_mpi_cannot_reduce_is_refused() -> None:

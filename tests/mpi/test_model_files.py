@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpitp.checkpoint import load_model, raise_together, save_model
+from mpitp.checkpoint import Documents, load_model, raise_together, save_model
 from mpitp.comm.group import Group
 from mpitp.comm.serial import SerialGroup
 from mpitp.errors import FileError
+from mpitp.layers.site import make_site
 
 pytestmark = pytest.mark.mpi
 
 GOLDEN = Path(__file__).resolve().parent.parent / "parity" / "golden"
-
-
-@pytest.fixture
-def shared_path(world: Group) -> Iterator[Path]:
-    """One empty directory that all ranks see."""
-    path = world.broadcast_object(tempfile.mkdtemp() if world.rank == 0 else None)
-    yield Path(path)
-    world.barrier()
-    if world.rank == 0:
-        shutil.rmtree(path)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -37,23 +25,23 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-mqa-bias"])
 def test_the_same_bytes_as_from_one_rank(name: str, world: Group, shared_path: Path) -> None:
-    model = load_model(GOLDEN / name, world)
-    save_model(model, shared_path / "together", world, config=model.config.hf, save_dtype="bfloat16")
+    model = load_model(GOLDEN / name, make_site(world))
+    save_model(model, shared_path / "together", world, Documents(model.config.hf), save_dtype="bfloat16")
     if world.rank == 0:
-        alone = load_model(GOLDEN / name, SerialGroup())
-        save_model(alone, shared_path / "alone", SerialGroup(), config=model.config.hf, save_dtype="bfloat16")
+        alone = load_model(GOLDEN / name, make_site(SerialGroup()))
+        save_model(alone, shared_path / "alone", SerialGroup(), Documents(model.config.hf), save_dtype="bfloat16")
         assert contents(shared_path / "together") == contents(shared_path / "alone")
         assert sorted(os.listdir(shared_path)) == ["alone", "together"]
     world.barrier()
 
 
 def test_one_rank_that_cannot_write(world: Group, shared_path: Path) -> None:
-    model = load_model(GOLDEN / "gpt2", world)
+    model = load_model(GOLDEN / "gpt2", make_site(world))
     if world.rank == world.size - 1:  # beyond what float16 holds
         _, param = next(iter(model.named_params()))
         param.data[-1, -1] = np.float32(1e9)
     with pytest.raises(FileError, match=r"transformer.wte.weight is beyond what float16 holds"):
-        save_model(model, shared_path / "m", world, config=model.config.hf, save_dtype="float16")
+        save_model(model, shared_path / "m", world, Documents(model.config.hf), save_dtype="float16")
     world.barrier()
     assert os.listdir(shared_path) == []
 

@@ -28,6 +28,13 @@ def test_float32_differs_by_rounding(name: str, world: Group) -> None:
     assert_close(found, whole_run(SerialGroup(), name, "float32", 1e-3), 2e-6)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_differ_by_rounding(dtype: str, world: Group) -> None:
+    """No library reduces them as they are; moved as they are, summed as float32."""
+    found = whole_run(world, "llama 9/3", dtype, 1e-3)
+    assert_close(found, whole_run(SerialGroup(), "llama 9/3", dtype, 1e-3), {"bfloat16": 0.1, "float16": 0.0125}[dtype])
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama biases, tied, 5/1, llama3"])
 def test_dropout_is_the_same(name: str, world: Group) -> None:
     assert_close(trained(world, name), trained(SerialGroup(), name), 1e-10)

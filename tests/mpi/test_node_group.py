@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitp.comm import MpiGroup, SerialGroup, shared_memory
+from mpitp.comm import MpiGroup, SerialGroup, shared_memory, world_group
 from mpitp.comm.node import NodeGroup, place_on_nodes
 from mpitp.comm.shared_memory import map_shared
 from tests.comm.group_checks import CHECKS
@@ -87,8 +87,8 @@ def test_large_operands_and_other_dtypes_use_the_library() -> None:
     assert group._memory is None
 
 
-def test_no_room_in_shared_memory_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+def test_no_room_in_shared_memory_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", str(tmp_path / "missing"))
     monkeypatch.delattr(os, "memfd_create")
     group = group_of_node()
     assert map_shared(library(), 3, 4096, spin=False) is None
@@ -107,20 +107,27 @@ def test_memory_without_and_with_a_name(monkeypatch: pytest.MonkeyPatch, is_name
     assert not list(Path("/dev/shm").glob(f"mpitp-{creator}-*"))
 
 
-def test_memory_never_has_a_name_where_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+def test_memory_never_has_a_name_where_that_can_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", str(tmp_path / "missing"))
     group = group_of_node()
     group.all_reduce(np.ones(5000, np.float32))
     assert group._memory is not None
 
 
-def test_another_file_at_the_same_place_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_at_the_same_place_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in containers of their own, where a process number means another process."""
-    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", "/nonexistent")
+    monkeypatch.setattr("mpitp.comm.shared_memory.DIRECTORY", str(tmp_path / "missing"))
     group, real = library(), shared_memory._map
     if group.rank == group.size - 1:
         monkeypatch.setattr(shared_memory, "_map", lambda place, size: real((place[0], (0, 0)), size))
     assert map_shared(group, 3, 4096, spin=False) is None
+
+
+def test_world_of_processors_that_may_reorder_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    world = world_group()
+    assert not isinstance(world, NodeGroup)
+    assert (world.all_reduce(np.ones(5000, np.float32)) == world.size).all()
 
 
 def test_a_rank_alone_needs_no_window() -> None:
@@ -154,6 +161,17 @@ def test_gathers_grow_their_window_while_others_are_under_way() -> None:
     pending = [group.start_all_gather(x) for x in (small, large, small, large)]
     for index, x in ((1, large), (2, small), (0, small), (3, large)):
         np.testing.assert_array_equal(pending[index].wait(), library().all_gather(x))
+
+
+@pytest.mark.parametrize("sizes", [(300_000,) * 6, (10, 300_000, 500_000, 700_000, 20, 600_000), (900_000, 1, 2, 3, 4)])
+def test_gathers_that_are_all_too_large_for_their_window(sizes: tuple[int, ...]) -> None:
+    """More of them under way than there are slots; one that grows the window ends the others."""
+    group = group_of_node()
+    pieces = [np.full(size, group.rank + number, np.float64) for number, size in enumerate(sizes)]
+    pending = [group.start_all_gather(piece) for piece in pieces]
+    for number, (size, gathered) in enumerate(zip(sizes, pending, strict=True)):
+        expected = np.repeat(np.arange(group.size) + number, size)
+        np.testing.assert_array_equal(gathered.wait(), expected)
 
 
 def test_a_gather_leaves_the_operand_of_the_next_sum_alone() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from mpitp.backend.arrays import from_host, to_host
 from mpitp.ops import row_blocks
-from mpitp.ops.adamw import adamw_reference, adamw_update, sum_of_squares
+from mpitp.ops.adamw import AdamWRule, adamw_reference, adamw_update, sum_of_squares
 
 SETTINGS = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
@@ -25,9 +25,10 @@ def test_equals_the_plain_expression(xp, rng, monkeypatch, shape, dtype, block_b
     for step in range(1, 6):
         grad = rng.standard_normal(shape).astype(dtype)
         device_grad = from_host(np.asarray(grad).copy(), xp)
-        adamw_update(param, device_grad, m, v, **SETTINGS, step=step, grad_scale=0.5)
+        rule = AdamWRule(**SETTINGS, step=step)
+        adamw_update(param, device_grad, m, v, rule, grad_scale=0.5)
         np.testing.assert_array_equal(to_host(device_grad), grad)
-        wide = list(adamw_reference(wide[0], grad.astype(np.float64) * 0.5, *wide[1:], **SETTINGS, step=step))
+        wide = list(adamw_reference(wide[0], grad.astype(np.float64) * 0.5, *wide[1:], rule))
     for got, expected in zip((param, m, v), wide, strict=True):
         assert got.dtype == dtype and got.shape == shape
         np.testing.assert_allclose(to_host(got), expected, rtol=64 * np.finfo(dtype).eps, atol=16 * np.finfo(dtype).eps)
@@ -36,18 +37,8 @@ def test_equals_the_plain_expression(xp, rng, monkeypatch, shape, dtype, block_b
 def test_first_step_moves_by_the_learning_rate(xp):
     """Bias correction makes the first step lr * sign(grad), whatever the size of the gradient."""
     param, m, v = (from_host(np.zeros(3), xp) for _ in range(3))
-    adamw_update(
-        param,
-        from_host(np.array([1e-3, -5.0, 2.0]), xp),
-        m,
-        v,
-        lr=0.1,
-        beta1=0.9,
-        beta2=0.99,
-        eps=0.0,
-        weight_decay=0.0,
-        step=1,
-    )
+    rule = AdamWRule(lr=0.1, beta1=0.9, beta2=0.99, eps=0.0, weight_decay=0.0, step=1)
+    adamw_update(param, from_host(np.array([1e-3, -5.0, 2.0]), xp), m, v, rule)
     np.testing.assert_allclose(to_host(param), [-0.1, 0.1, -0.1], rtol=1e-12)
 
 
@@ -55,7 +46,7 @@ def test_refuses_what_it_could_only_update_in_a_copy(xp):
     wide = from_host(np.ones((4, 6), np.float32), xp)
     x = from_host(np.ones((4, 3), np.float32), xp)
     with pytest.raises(AssertionError):
-        adamw_update(wide[:, :3], x, x * 0, x * 0, **SETTINGS, step=1)
+        adamw_update(wide[:, :3], x, x * 0, x * 0, AdamWRule(**SETTINGS, step=1))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 9), (333, 1001)])

@@ -29,12 +29,13 @@ def test_forward(xp, rng, t, view, with_out):
         assert no_bias.flags.c_contiguous
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("threads", "kernels"), [(1, "SkylakeX"), (1, "Haswell"), (2, "SkylakeX")])
 @pytest.mark.parametrize("t", [1, 2, 3, 8, 9, 64, 65])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_few_rows_on_one_core_and_on_several(monkeypatch, rng, threads, t, dtype):
-    """One core takes dot products and pieces of w, several share BLAS's products."""
+def test_few_rows_on_one_core_and_on_several(monkeypatch, rng, threads, kernels, t, dtype):
+    """One core takes dot products and pieces of w where that pays, several share BLAS's products."""
     monkeypatch.setattr(linear, "blas_threads", lambda: threads)
+    monkeypatch.setattr(linear, "blas_kernels", lambda: kernels)
     monkeypatch.setattr(linear, "CACHED_BYTES", 7 * 70 * 4)
     monkeypatch.setattr(linear, "SMALL_PRODUCT", 70 * 100)
     x, w = rng.standard_normal((t, 70)).astype(dtype), rng.standard_normal((50, 70)).astype(dtype)
@@ -88,3 +89,13 @@ def test_a_block_has_the_same_bits_wherever_it_lies(rng, t):
     for start in (0, 32, 64):
         linear_forward(x, w[start : start + 32], out=out[:, start : start + 32])
     np.testing.assert_array_equal(out[:, 32:64], alone)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_row_by_row_a_row_has_its_bits_in_any_company(xp, rng, dtype):
+    x, w = rng.standard_normal((21, 70)).astype(dtype), rng.standard_normal((50, 70)).astype(dtype)
+    whole = to_host(linear.linear_row_by_row(from_host(x, xp), from_host(w, xp)))
+    assert_rounding_close(whole, x.astype(np.float64) @ w.T.astype(np.float64), 70)
+    for start, stop in ((0, 1), (3, 5), (7, 21)):
+        part = linear.linear_row_by_row(from_host(x[start:stop].copy(), xp), from_host(w, xp))
+        assert to_host(part).tobytes() == whole[start:stop].tobytes()

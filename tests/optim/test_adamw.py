@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
-from mpitp.layers.param import Param, replicated
+from mpitp.layers.param import Param
+from mpitp.layers.placement import Cut, Part, Placement
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.optim.schedule import Schedule
 from tests.models.model_cases import CONFIGS, make_batch, make_model
 
 
 def param_of(values: list[float], decay: bool = True) -> Param:
-    return Param(np.array(values), replicated("", (len(values),), 0), decay=decay)
+    return Param(np.array(values), Placement((Part("", (Cut.whole(len(values)),)),)), decay=decay)
 
 
 def test_first_step_by_hand() -> None:
@@ -62,9 +63,10 @@ def replicas(group: Group) -> list[tuple[str, bytes]]:
     found = []
     for name, param in model.named_params():
         assert (optimizer.moments[name][0].shape, optimizer.moments[name][1].dtype) == (param.data.shape, np.float32)
-        for part, rows in param.spec.local_parts():
-            view = np.moveaxis(param.spec.view(param.data, rows), param.spec.dim, 0)
-            found += [(f"{name}/{part.name}/{row}", view[i].tobytes()) for i, row in enumerate(part.held)]
+        fused = param.placement.fused
+        for part, place in param.placement.places():
+            view = np.moveaxis(param.data[place], fused, 0)
+            found += [(f"{name}/{part.name}/{row}", view[i].tobytes()) for i, row in enumerate(part.held[fused])]
     return [entry for entry in found if "norm" in entry[0] or "/k/" in entry[0] or "/v/" in entry[0]]
 
 

@@ -1,4 +1,4 @@
-"""Whole Hugging Face tensors put together from the ranks' pieces, by the rules of `HfPiece` and `ShardSpec` alone.
+"""Whole Hugging Face tensors put together from the ranks' pieces, by the rules of `HfPiece` and `Placement` alone.
 
 What is put together here doesn't go through `mpitp.checkpoint`, so that the two check one another.
 """
@@ -14,22 +14,22 @@ from mpitp.comm import Group
 from mpitp.models import CausalLM
 
 
-def owned_pieces(model: CausalLM, attribute: str) -> Iterator[tuple[str, tuple[slice, ...], np.ndarray]]:
+def owned_pieces(model: CausalLM, attribute: str) -> Iterator[tuple[str, tuple[np.ndarray, ...], np.ndarray]]:
     """(tensor name, where it lies in the stored tensor, values) of everything this rank owns.
 
     `attribute` is "data" or "grad".
     """
     pieces = model.hf_pieces()
     for name, param in model.named_params():
-        array, dim = getattr(param, attribute), param.spec.dim
-        for part, rows in param.spec.owned_rows():
+        array, dim = getattr(param, attribute), param.placement.fused
+        for part, place in param.placement.owned():
             piece = pieces[name, part.name]
-            values = param.spec.view(array, rows)
-            where = [slice(None)] * values.ndim
-            where[dim] = slice(piece.start + part.owned.start, piece.start + part.owned.stop)
+            values, where = array[place], [np.arange(rows.start, rows.stop) for rows in part.owned]
+            units = where[dim] // piece.unit if piece.unit else 0  # the part's units lie `stride` apart
+            where[dim] = piece.start + where[dim] + units * (piece.stride - piece.unit)
             if piece.transposed:
                 values, where = values.T, where[::-1]
-            yield piece.tensor, tuple(where), values.copy()
+            yield piece.tensor, np.ix_(*where), values.copy()
 
 
 def global_tensors(model: CausalLM, group: Group, attribute: str, like: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import pytest
 from mpitp.checkpoint import load_model
 from mpitp.comm.threads import run_threads
 from mpitp.data.tokenizer import load_tokenizer
+from mpitp.layers.site import make_site
 from mpitp.models import Batch
 from tests.assets import fetch, glassllm_directory
 
@@ -46,7 +47,7 @@ def test_logits_and_loss(glassllm, ranks):
     directory = glassllm_directory()
 
     def rank_main(group):
-        ours = load_model(directory, group, dtype="float64")
+        ours = load_model(directory, make_site(group, dtype="float64"))
         batch = Batch.of_rows(tokens, targets)
         logits, _ = ours.forward(batch)
         loss, _ = ours.loss_forward(batch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import mpitp.layers.layout
+import mpitp.layers.site
 from mpitp.comm import ThreadGroup, run_threads
 from mpitp.layers.partition import HeadShare, share_heads
 from tests.parity.golden_case import GOLDEN, compare, golden_arrays
@@ -42,7 +42,7 @@ def test_query_heads_that_meet_a_neighbours_kv_heads(ranks: int, monkeypatch: py
         own = share_heads(heads, kv_heads, rank, ranks, num_blocks)
         return replace(own, kv=share_heads(heads, kv_heads, (rank + 1) % ranks, ranks, num_blocks).kv)
 
-    monkeypatch.setattr(mpitp.layers.layout, "share_heads", wrong)
+    monkeypatch.setattr(mpitp.layers.site, "share_heads", wrong)
     assert is_red("llama-gqa", ranks)
 
 
@@ -51,5 +51,5 @@ def test_head_computed_twice(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Non
     def wrong(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
         return share_heads(heads, kv_heads, max(rank, 1), ranks, num_blocks)  # rank 0 takes rank 1's heads
 
-    monkeypatch.setattr(mpitp.layers.layout, "share_heads", wrong)
+    monkeypatch.setattr(mpitp.layers.site, "share_heads", wrong)
     assert is_red("gpt2", ranks)

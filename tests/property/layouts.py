@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from mpitp.comm import Group, run_threads
-from mpitp.layers.sequences import DropoutState, Sequences
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import make_site
 from mpitp.models import Batch, CausalLM, DecoderConfig, build_model
 from mpitp.models.config import Dropouts
 from mpitp.optim.adamw import AdamW, AdamWSettings
@@ -70,8 +72,8 @@ class Case:
         random = np.random.default_rng(7)
         tokens, targets = random.integers(0, self.vocab, (2, sum(self.lengths)))
         targets[1:][random.random(len(targets) - 1) < 0.125] = -1
-        state = DropoutState(3, 1, tuple(range(len(self.lengths)))) if self.dropout else None
-        return Batch(tokens, Sequences(self.lengths, dropout=state), targets)
+        state = DropoutState(3, 1) if self.dropout else None
+        return Batch(tokens, Rows.of(self.lengths), targets, state)
 
 
 def equals_one_rank(case: Case) -> None:
@@ -100,7 +102,7 @@ def check(promise: Callable[[Case], None], case: Case) -> None:
 
 def make_model(group: Group, case: Case, dtype: str, blocks: int) -> CausalLM:
     """The case's model, every parameter random."""
-    model = build_model(case.config(), group, dtype=dtype, invariant_blocks=blocks)
+    model = build_model(case.config(), make_site(group, dtype=dtype, invariant_blocks=blocks))
     fill(model.named_params(), std=0.3)
     return model
 

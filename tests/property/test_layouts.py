@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,13 +83,14 @@ def test_failure_prints_a_command_that_shows_it_again() -> None:
 
 def test_wrong_layouts_are_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test of the test: with a forgotten sum over replicated KV heads, the smallest case that has one is found."""
-    from mpitp.layers.attention import GradSlots
+    from mpitp.layers.attention import KvReplicas
 
-    def forget(self: GradSlots, slots: object, dk: object, dv: object, summation: object) -> None:
-        original(self, slots, dk, dv, lambda partials, like: sum(partials[1:], start=partials[0]) if partials else like)
+    def forget(self: KvReplicas, slots: object, dk: object, dv: object) -> None:
+        local = lambda partials, like: sum(partials[1:], start=partials[0]) if partials else like  # noqa: E731
+        original(replace(self, summation=local), slots, dk, dv)
 
-    original = GradSlots.collect
-    monkeypatch.setattr(GradSlots, "collect", forget)
+    original = KvReplicas.collect
+    monkeypatch.setattr(KvReplicas, "collect", forget)
 
     @settings(bounded, derandomize=True)
     @given(cases())

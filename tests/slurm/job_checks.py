@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.serve.served import make_directory
+from tests.serve.test_server import ask
 from tests.slurm.cluster import Cluster, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,7 +176,7 @@ def test_interactive_shell_and_launchers(cluster: Cluster, folder: Path) -> None
     words = [str(JOBS / "interactive.sh"), *SMALL, "bash", "-c", inside]
     told = subprocess.run(words, env=cluster.environment, cwd=folder, capture_output=True, text=True, timeout=90)
     text = told.stdout + told.stderr
-    python = f"{sys.executable} -m mpitp doctor\n"
+    python = f"{sys.executable} -P -m mpitp doctor\n"
     assert told.stderr.count(f"srun --kill-on-bad-exit=1 --mpi=pmi2 --cpus-per-task=1 -n 4 {python}") == 2, text
     assert f"mpitp launch: {BIN}/mpirun -n 4 {python}" in told.stderr
     assert told.stderr.count(f"--mpi=pmi2 --cpus-per-task=1 --overlap -n 2 {python}") == 2, text
@@ -195,3 +197,26 @@ def test_killed_rank_ends_the_job_everywhere(cluster: Cluster, folder: Path) -> 
     assert job.state == "FAILED" and job.code not in (0, 75), text
     assert "n2: task 3: Killed" in text and "rank 3" in text, text
     assert time.monotonic() - killed < DEAD_RANK_SECONDS
+
+
+def test_a_server_answers_and_drains_when_its_time_is_up(cluster: Cluster, folder: Path) -> None:
+    model = make_directory(folder / "served")
+    size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+    words = (*size, str(JOBS / "serve.sbatch"), "--model", str(model), "--quiet")
+    number = cluster.submit(*words, folder=folder)
+    name = f"mpitp-serve-{number}"
+    log = folder / f"{name}.out"
+    wait_for("a serving job", lambda: log.exists() and "serving served at" in log.read_text(), 80)
+    port = 20000 + int(number) % 20000
+    told = re.search(rf"ssh -N -L 8000:(\S+):{port} ", output(folder, name))
+    assert told and "2 ranks" in output(folder, name)
+    key = folder / f"serve-{number}.key"
+    assert key.stat().st_mode & 0o077 == 0
+    url, body = f"http://127.0.0.1:{port}/v1/completions", {"prompt": "a", "max_tokens": 5, "ignore_eos": True}
+    assert ask(url, body)[0] == 401
+    status, answer = ask(url, body, authorization=f"Bearer {key.read_text().strip()}")
+    assert status == 200 and answer["usage"]["completion_tokens"] == 5
+    subprocess.run(["scancel", "--signal=TERM", number], env=cluster.environment, check=True)  # as --signal does
+    job = cluster.wait(number, 30)
+    assert (job.state, job.code) == ("COMPLETED", 0), output(folder, name)
+    assert not key.exists()

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from mpitp.cli import main
-from mpitp.step.page import page_of
+from mpitp.step.page import Start, page_of
 from tests.step.films import film_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="CHROMIUM IS MISSING: the page was not tested in a browser (Debian: apt install chromium)"
 )
+
+CHROME_LINES = 143  # of a headless window that its page doesn't get
 
 # Presses keys and clicks as a reader would, and leaves what it saw in the page.
 ACTIONS = """
@@ -54,6 +56,64 @@ const told = Object.assign(document.createElement("pre"), {id: "result", textCon
 document.body.replaceChildren(told);
 </script>
 """
+# Walks through everything with a presenter's keys, in both themes, and tells what a reader would stumble over.
+WALK = """
+<script>
+const faults = [], footer = document.querySelector("footer").getBoundingClientRect();
+const press = key => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+const below = [];
+let largest = 0;
+for (const theme of ["light", "dark"]) {
+  setTheme(theme); press("Home");
+  for (const op of film.ops) {
+    const fault = text => faults.push(`${theme} ${op.number}: ${text}`);
+    if (+document.body.dataset.op !== op.number) fault(`shows ${document.body.dataset.op}`);
+    if (document.querySelectorAll("path.pair").length !== (op.conjugate ? 1 : 0)) fault("a stale path");
+    if (document.querySelectorAll(".op.now").length !== 1) fault("marks");
+    if (document.documentElement.scrollWidth > innerWidth) fault("sticks out sideways");
+    const cards = [...document.querySelectorAll("#arrays .card, #about .card, header, #timeline")];
+    const boxes = cards.map(node => node.getBoundingClientRect());
+    boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => {
+      const beside = a.left > b.right - 1 || b.left > a.right - 1, under = a.top > b.bottom - 1 || b.top > a.bottom - 1;
+      if (!beside && !under) fault("overlap");
+    }));
+    const arrays = [...document.querySelectorAll("#arrays .card")].map(node => node.getBoundingClientRect());
+    if (arrays.some(box => box.bottom > footer.top)) below.push(op.number);
+    if (arrays[0].bottom > footer.top) fault("what it makes lies under the footer");
+    for (const canvas of document.querySelectorAll("#arrays canvas"))
+      if (canvas.getBoundingClientRect().right > innerWidth) fault("an array is cut off");
+    if (op.number === 1) largest = Math.max(...arrays.map(box => box.bottom)) / footer.top;
+    press("PageDown");
+  }
+  for (const op of [...film.ops].reverse()) press("PageUp");
+  if (+document.body.dataset.op !== 1) faults.push("PageUp doesn't go back to the first");
+}
+const told = Object.assign(document.createElement("pre"), {id: "result"});
+const letters = parseFloat(getComputedStyle(document.body).fontSize);
+told.textContent = JSON.stringify({faults, errors, below, largest, letters, height: innerHeight});
+document.body.replaceChildren(told);
+</script>
+"""
+PREDICT = """
+<script>
+const seen = [];
+const press = key => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+const look = () => seen.push([+document.body.dataset.op, $("score").textContent, $("hint").textContent,
+  $("verdict")?.className ?? "", $("question").open]);
+const answer = text => { $("given").value = text; $("question").querySelector("button[value=answer]").click(); };
+look();
+press("ArrowRight"); look();
+answer("1a"); look();
+answer(film.ops[now].question.right); look();
+press("n"); answer(film.ops[now].question.right === "n" ? "y" : "n"); look();
+press("PageDown"); $("question").querySelector("button[value=back]").click(); look();
+press("q"); press("ArrowRight"); look();
+press("Home"); press("c"); look(); press("b"); press("Home"); press("c"); look();
+const told = Object.assign(document.createElement("pre"), {id: "result"});
+told.textContent = JSON.stringify({seen, errors});
+document.body.replaceChildren(told);
+</script>
+"""
 ERRORS = (
     "<script>const errors = []; window.addEventListener('error', event => errors.push(String(event.message)));</script>"
 )
@@ -72,11 +132,11 @@ def chromium(tmp_path: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def browse(tmp_path: Path, page: str, size: str = "1366,900") -> dict[str, Any]:
+def browse(tmp_path: Path, page: str, size: str = "1366,900", actions: str = ACTIONS) -> dict[str, Any]:
     """Run the actions on a page and return what they saw."""
     path = tmp_path / "page.html"
-    path.write_text(page.replace("<head>", f"<head>{ERRORS}", 1).replace("</body>", f"{ACTIONS}</body>", 1))
-    document = chromium(tmp_path, f"--window-size={size}", "--dump-dom", path.as_uri())
+    path.write_text(page.replace("<head>", f"<head>{ERRORS}", 1).replace("</body>", f"{actions}</body>", 1))
+    document = chromium(tmp_path, f"--window-size={size}", "--virtual-time-budget=4000", "--dump-dom", path.as_uri())
     found = re.search(r'<pre id="result">(.*?)</pre>', document, re.DOTALL)
     assert found, document[:2000]
     return json.loads(html.unescape(found[1]))
@@ -108,6 +168,47 @@ def test_page_in_a_browser(tmp_path: Path, size: str) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    ("preset", "size", "letters"),
+    [
+        ("gpt2", (1366, 625), 13),  # a window on a laptop's screen of 768 lines
+        ("llama", (1366, 768), 14.5),  # the whole screen
+        ("qwen2", (1920, 1080), 20),
+    ],
+)
+def test_every_operation_is_clean_in_both_themes(
+    tmp_path: Path, preset: str, size: tuple[int, int], letters: float
+) -> None:
+    width, height = size
+    found = browse(tmp_path, page_of(film_of(preset)), f"{width},{height + CHROME_LINES}", WALK)
+    assert found["height"] == height and found["letters"] >= letters
+    assert found["errors"] == found["faults"] == []
+    assert found["largest"] <= 1, "the first operation's arrays are seen without scrolling"
+    if height > 700:
+        assert found["below"] == [], "no array lies under the footer"
+        assert found["largest"] > 0.6, "the screen is used"
+
+
+@needs_chromium
+def test_predicting_in_the_page(tmp_path: Path) -> None:
+    """What is no answer doesn't count; a wrong one is told with the reason; breakpoints of the command line hold."""
+    page = page_of(film_of(), Start(at=3, breaks=("mlp.down",), predicts=True))
+    found = browse(tmp_path, page, actions=PREDICT)
+    assert found["errors"] == []
+    assert found["seen"] == [
+        [3, "predict: 0 of 0", "", "", False],
+        [3, "predict: 0 of 0", "", "", True],
+        [3, "predict: 0 of 0", '"1a" is no answer; numbers, like 4, 6', "", True],
+        [4, "predict: 1 of 1", "", "card right", False],
+        [5, "predict: 1 of 2", "", "card wrong", False],
+        [5, "predict: 1 of 2", "", "card wrong", False],
+        [6, "predict: 1 of 2", "", "", False],
+        [12, "predict: 1 of 2", "", "", False],
+        [12, "predict: 1 of 2", "", "", False],
+    ]
+
+
+@needs_chromium
 def test_page_can_be_photographed(tmp_path: Path) -> None:
     path, picture = tmp_path / "page.html", tmp_path / "page.png"
     path.write_text(page_of(film_of("gpt2", 2)))
@@ -127,6 +228,11 @@ def test_page_is_written_by_the_command(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "out.html"
     assert main(["step", "-n", "2", "--html", str(path)]) == 0
     assert '"ranks":2' in path.read_text()
+    words = ["step", "-n", "2", "--html", str(path), "--at", "5", "--break", "mlp", "--predict"]
+    assert main(words) == 0
+    assert '"start":{"at":5,"breaks":["mlp"],"predicts":true}' in path.read_text()
+    assert main(["step", "--html", str(path), "--break", "no such layer"]) == 2
+    assert main(["step", "--html", str(path), "--at", "999"]) == 2
     assert main(["step", "--html", str(tmp_path)]) == 4
     assert main(["step", "--html", str(tmp_path / "no" / "out.html")]) == 4
     assert "can't write the page" in capsys.readouterr().err

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitp.checkpoint.hf import save_model
+from mpitp.checkpoint.hf import Documents, save_model
 from mpitp.comm import SerialGroup
 from mpitp.errors import ConfigError, UsageError
+from mpitp.layers.site import make_site
 from mpitp.models.registry import config_from_hf, new_model
 from mpitp.step.film import PARTIAL, REPLICATED, SHARDED, Array, Film, Op
 from mpitp.step.source import PRESETS, Wish, make_film
@@ -122,12 +123,12 @@ def test_sharded_dims_are_told() -> None:
 
 def test_block_of_a_model_directory(tmp_path: Path) -> None:
     raw = {**PRESETS["llama"], "num_hidden_layers": 3}
-    model = new_model(config_from_hf(raw), SerialGroup(), seed=5)
-    save_model(model, tmp_path / "model", SerialGroup(), config=raw)
+    model = new_model(config_from_hf(raw), make_site(SerialGroup()), seed=5)
+    save_model(model, tmp_path / "model", SerialGroup(), Documents(raw))
     film = make_film(Wish(ranks=2, model=str(tmp_path / "model"), block=2))
-    op = find(film, "blocks.0.attention.out", "forward")
+    op = find(film, "blocks.2.attention.out", "forward")
     joined = np.concatenate([values(named(op, "W"), rank) for rank in range(2)], axis=1)
-    np.testing.assert_allclose(joined, model.blocks[2].attention.out.weight.data, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(joined, model.blocks[2].attention.out.product.weight.data, rtol=1e-3, atol=1e-3)
     assert "block 2 of" in film.title
     with pytest.raises(UsageError, match="blocks 0 to 2"):
         make_film(Wish(model=str(tmp_path / "model"), block=3))
@@ -144,6 +145,7 @@ def test_fields_and_mistakes(tmp_path: Path) -> None:
         (Wish(overrides=("x",)), "KEY=VALUE"),
         (Wish(tokens=0), "at least 1"),
         (Wish(text="hello"), "tokenizer"),
+        (Wish(config="run.toml"), "takes a config.json"),
     ]:
         with pytest.raises(UsageError, match=said):
             make_film(wish)

@@ -74,6 +74,9 @@ class Session:
     def send(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def end(self) -> int:
         """The exit code; whatever is still written is read, and the terminal must be as it was."""
         end = time.monotonic() + 30
@@ -162,3 +165,47 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     add_arguments(parser)
     with pytest.raises(UsageError, match="run it alone, with -n for the ranks"):
         run(parser.parse_args([]))
+
+
+def test_a_terminal_that_changes_its_size_is_drawn_anew() -> None:
+    """While a key is waited for, and while an answer is typed, which stays."""
+    session = Session()
+    session.wait_for("n next")
+    session.resize(rows=30, columns=44)
+    session.wait_for("a terminal of 80 by 24 shows all of it"[:44])
+    session.send("g1")
+    session.wait_for("(1 to 43): 1")
+    session.resize(rows=24, columns=80)
+    assert "x next collective" not in session.wait_for("go to operation (1 to 43): 1").rpartition("\n")[2]
+    session.send("2\r")
+    session.wait_for("12/43")
+    session.send("q")
+    assert session.end() == 0
+
+
+def test_any_key_goes_back_from_a_page_and_the_place_is_kept() -> None:
+    session = Session("--at", "5")
+    session.wait_for("5/43")
+    for page in ("l", "?"):
+        session.send(page)
+        session.wait_for("goes back")
+        session.send("q")
+        session.wait_for("5/43")
+    session.send("q")
+    assert session.end() == 0
+
+
+def test_what_is_no_answer_is_asked_again_and_does_not_count() -> None:
+    session = Session("--predict", "--at", "3")
+    session.wait_for("3/43")
+    session.send("n")
+    session.wait_for("Which shape")
+    session.send("1a\r")
+    session.wait_for("'1a' is no answer; numbers, like 4, 6:")
+    session.send("\r")
+    session.wait_for("taken back: n asks again")
+    session.send("n4, 4\r")
+    session.wait_for("4/43")
+    session.send("q")
+    assert session.end() == 0
+    assert "of 1" in session.text.splitlines()[-1]

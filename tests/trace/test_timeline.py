@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +16,8 @@ import pytest
 
 from mpitp.comm import Group, run_threads
 from mpitp.errors import FileError
-from mpitp.layers.embedding import VocabParallelEmbedding
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
 from mpitp.trace.clock import clock_offset
-from mpitp.trace.stand_in import StandIn
 from mpitp.trace.timeline import check_writable, finish, read_trace
 from mpitp.trace.tracer import Tracer, Traffic
 from tests.command_on_threads import command_on_threads
@@ -100,7 +99,7 @@ def traced_results(group: Group, traced: bool) -> dict[str, Any]:
     model = make_model(tracer.watch(group) if traced else group, CONFIGS["gpt2"])
     if traced:
         tracer.attach(model)
-    loss, ctx = model.loss_forward(make_batch(model.config, dropout=DropoutState(1, 1, (0, 1, 2))))
+    loss, ctx = model.loss_forward(make_batch(model.config, dropout=DropoutState(1, 1)))
     model.loss_backward(ctx, 1.0)
     return {"loss": loss} | {name: param.grad for name, param in model.named_params()}
 
@@ -112,9 +111,9 @@ def test_tracing_changes_no_number_and_leaves_others_alone() -> None:
         for name, value in without.items():
             np.testing.assert_array_equal(with_tracer[name], value)
     model = run_threads(1, make_model, CONFIGS["gpt2"])[0]
-    assert type(model.embedding) is VocabParallelEmbedding
+    assert "forward" not in vars(model["embedding"]) and "backward" not in vars(model["blocks.1.mlp.down"])
     Tracer().attach(model)
-    assert type(model.embedding) is StandIn
+    assert "forward" in vars(model["embedding"]) and "backward" in vars(model["blocks.1.mlp.down"])
 
 
 def test_programs_without_a_trace_import_nothing_of_it() -> None:
@@ -177,6 +176,7 @@ def test_train_and_generate_write_traces(tmp_path: Path, capsys: pytest.CaptureF
     assert command_on_threads(2, "train", str(run), "--trace", str(path)) == [0, 0]
     printed = capsys.readouterr().out
     assert "model in" in printed and "communication ledger: mpitp train, llama, 2 ranks" in printed
+    assert re.search(r"t [\d.]+, h \d+, d \d+, v \d+, p 2, s 4\n", printed), "the letters' values"
     names = {event["name"] for event in events_of(path)[1]}
     assert {"optimizer", "gradient norm", "blocks.0.mlp.down", "all_reduce sum"} <= names
     trace = read_trace(path)
@@ -187,7 +187,9 @@ def test_train_and_generate_write_traces(tmp_path: Path, capsys: pytest.CaptureF
     model = str(tmp_path / "run" / "model")
     words = ("generate", "--model", model, "--prompt", "A", "--max-new-tokens", "3", "--trace", str(path))
     assert command_on_threads(2, *words) == [0, 0]
-    assert "communication ledger: mpitp generate" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "communication ledger: mpitp generate" in told
+    assert re.search(r"t [\d.]+, b 1, h \d+", told), "texts that the head is asked for"
     assert all(row.is_expected for row in read_trace(path).ledger)
     assert command_on_threads(1, "trace", str(path), "--json") == [0]
     assert json.loads(capsys.readouterr().out)["ranks"] == 2

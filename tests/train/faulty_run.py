@@ -21,9 +21,9 @@ def go_wrong(fault: str, loop: TrainLoop) -> None:
     if fault == "bug":
         raise KeyError("a bug on purpose")
     if fault == "extra":
-        loop.group.barrier()
+        loop.world.barrier()
     if fault == "shape":
-        loop.group.all_reduce(np.ones(3, np.float32))
+        loop.world.all_reduce(np.ones(3, np.float32))
     if fault == "loop":
         time.sleep(3600)
 
@@ -34,9 +34,9 @@ def main(fault: str, rank: str, at_step: str, *words: str) -> int:
 
     def step(self: TrainLoop, number: int) -> StepResult:
         if number == int(at_step):
-            if self.group.rank == 0:
+            if self.world.rank == 0:
                 print("now", flush=True)
-            if self.group.rank == int(rank):
+            if self.world.rank == int(rank):
                 go_wrong(fault, self)
         return real(self, number)
 

@@ -10,7 +10,8 @@ import numpy as np
 from mpitp.comm import Group, SerialGroup
 from mpitp.infer.generate import generate
 from mpitp.infer.sampling import Sampling
-from mpitp.layers.sequences import DropoutState
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.site import make_site
 from mpitp.models import Batch, DecoderConfig, config_from_hf, new_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -31,12 +32,12 @@ def batch(config: DecoderConfig, step: int) -> Batch:
     """Two sequences that go up by a fixed number, so that there is something to learn."""
     starts = np.random.default_rng(step).integers(0, config.vocab_size, (2, 1))
     rows = (starts + 3 * np.arange(8)) % config.vocab_size
-    return Batch.of_rows(rows[:, :-1], rows[:, 1:], DropoutState(1, step, (0, 1)))
+    return Batch.of_rows(rows[:, :-1], rows[:, 1:], DropoutState(1, step))
 
 
 def train_and_generate(group: Group, name: str, steps: int = STEPS) -> Arrays:
     """Losses and gradient norms of all steps, the weights after them, a greedy and a sampled text."""
-    model = new_model(CONFIGS[name], group, seed=3, invariant_blocks=BLOCKS)
+    model = new_model(CONFIGS[name], make_site(group, invariant_blocks=BLOCKS), seed=3)
     optimizer = AdamW(model.named_params(), AdamWSettings())
     step = TrainStep(model, optimizer, clip_norm=1.0)
     done = [step([batch(model.config, i)], 1e-2) for i in range(1, steps + 1)]

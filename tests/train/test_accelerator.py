@@ -14,6 +14,7 @@ import pytest
 
 from mpitp.backend.accelerator import use_accelerator
 from mpitp.comm import Group, SerialGroup, run_threads
+from mpitp.layers.site import make_site
 from mpitp.models import new_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
@@ -28,7 +29,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
 def losses(group: Group, name: str) -> list[float]:
-    model = new_model(CONFIGS[name], group, seed=3)
+    model = new_model(CONFIGS[name], make_site(group), seed=3)
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
     return [step([batch(model.config, i)], 1e-2).loss for i in range(1, STEPS + 1)]
 
@@ -103,3 +104,41 @@ def test_four_ranks_compile_at_once(accelerated: None, run_file: Path, tmp_path:
     assert any("softmax_numerators" in file.name for file in kept)
     assert train(run_file, *command, NUMBA_CACHE_DIR=str(tmp_path)) == cold
     assert sorted(tmp_path.rglob("*.nbi")) == sorted(kept)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resuming_with_another_is_told_and_recorded(
+    accelerated: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int
+) -> None:
+    """In invariant mode too its bits are others, so that it must not change unsaid."""
+    data = run_case.make_data(tmp_path)
+    changes: dict[str, Any] = {"train_invariant": True, "checkpoint_every": 2, "train_eval_every": 0}
+    run_case.run(ranks, run_case.config(data, tmp_path / "run", train_steps=2, **changes))
+    use_accelerator(False)
+    whole = run_case.config(data, tmp_path / "plain", train_steps=4, **changes)
+    run_case.run(ranks, whole)
+    capsys.readouterr()
+    run_case.run(ranks, run_case.config(data, tmp_path / "run", train_steps=4, **changes), resume="auto")
+    used = f"Numba {__import__('numba').__version__}"
+    assert f"mpitp: resuming with another accelerator: {used}, now none\n" in capsys.readouterr().err
+    mixed, plain = ([dict(line) for line in run_case.losses(tmp_path / name)] for name in ("run", "plain"))
+    assert [line["accelerator"] for line in mixed] == [used, used, "none", "none"]
+    assert {line["accelerator"] for line in plain} == {"none"}
+    assert [line["grad_norm"] for line in mixed] != [line["grad_norm"] for line in plain]
+    capsys.readouterr()
+    run_case.run(ranks, run_case.config(data, tmp_path / "run", train_steps=5, **changes), resume="auto")
+    assert "accelerator" not in capsys.readouterr().err  # the same as the checkpoint's
+
+
+def test_another_blas_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = run_case.make_data(tmp_path)
+    changes: dict[str, Any] = {"checkpoint_every": 1, "train_eval_every": 0}
+    run_case.run(1, run_case.config(data, tmp_path / "run", train_steps=1, **changes))
+    pools = [{"user_api": "blas", "internal_api": "mkl", "version": "1"}, {"user_api": "openmp"}]
+    monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: pools)
+    capsys.readouterr()
+    run_case.run(1, run_case.config(data, tmp_path / "run", train_steps=2, **changes), resume="auto")
+    told = [line for line in capsys.readouterr().err.splitlines() if "another BLAS" in line]
+    assert len(told) == 1 and told[0].endswith(", now mkl 1")

@@ -11,7 +11,7 @@ import pytest
 
 from mpitp.comm import run_threads
 from mpitp.train.stop import StopSignals
-from tests.comm.test_launch_faults import MOST_SECONDS, MPIEXEC, Job, needs_mpiexec, start
+from tests.launch.test_launch_faults import MOST_SECONDS, MPIEXEC, Job, needs_mpiexec, start
 from tests.train.run_case import config, losses, make_data, run, tables, write_run_file
 
 PROGRAM = str(Path(__file__).with_name("faulty_run.py"))
@@ -44,7 +44,7 @@ def test_killed_rank_ends_the_job_and_the_run_goes_on(tmp_path: Path, data: Path
     job = faulty(tmp_path, data, "KILL", rank)
     assert job.code not in (0, 75) and job.seconds < MOST_SECONDS
     said = job.out + job.err
-    if "BAD TERMINATION" in said:  # MPICH kills all ranks at once; `mpitp launch` says more, see tests/comm
+    if "BAD TERMINATION" in said:  # MPICH kills all ranks at once; `mpitp launch` says more, see tests/launch
         assert re.search(rf"PID \d+ RUNNING AT {HOST}", said)
     else:
         assert re.search(rf"rank {rank} on {HOST} \(process \d+\) has died: killed, or out of memory\?", said)

@@ -12,6 +12,7 @@ import pytest
 
 from mpitp.cli import main
 from mpitp.comm import Group, run_threads
+from mpitp.layers.site import make_site
 from mpitp.models import new_model
 from tests.command_on_threads import command_on_threads
 from tests.models.model_cases import GPT2
@@ -123,7 +124,7 @@ def test_refusal_is_said_once_by_processes(folder: Path) -> None:
 
 def test_suggested_sizes_work(folder: Path) -> None:
     def build(group: Group, blocks: int) -> None:
-        new_model(CONFIGS["gpt2"], group, seed=1, invariant_blocks=blocks)
+        new_model(CONFIGS["gpt2"], make_site(group, invariant_blocks=blocks), seed=1)
 
     for ranks, blocks in ((1, 6), (2, 2), (3, 3), (3, 6), (6, 6)):
         run_threads(ranks, build, blocks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpitp.errors import FileError
-from mpitp.train.checkpoints import truncate_metrics
+from mpitp.train.log import truncate_metrics
 from mpitp.train.metrics import Metrics
 
 LINES = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, 8))

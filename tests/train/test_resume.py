@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpitp.checkpoint.training import checkpoints
+from mpitp.checkpoint.existing import checkpoints
 from mpitp.comm import SerialGroup
 from mpitp.data.sampler import Sampler, windows_of
 from mpitp.errors import ConfigError, FileError, NumericError, Preempted
@@ -146,10 +147,21 @@ def test_preempted_run_is_saved_and_goes_on(tmp_path: Path, data: Path, backgrou
 def test_time_that_is_up_stops_a_run(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Preempted, match=r"after step 1 \(train.stop_after has passed\)"):
         run(2, config(data, tmp_path / "a", train_stop_after="0.001s"))
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
-    with pytest.raises(Preempted, match=r"after step 1 \(the job ends in 0 s\)"):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 50))  # less than what is kept back for a save
+    with pytest.raises(Preempted, match=r"after step 1 \(the job ends in \d+ s\)"):
         run(2, config(data, tmp_path / "b"))
     assert [path.name for path in checkpoints(tmp_path / "b" / "checkpoints")] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_stop_at_a_step_that_saves_anyway_saves_once(
+    tmp_path: Path, data: Path, background: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"train_stop_after": "0.001s", "checkpoint_every": 1, "checkpoint_background": background}
+    with pytest.raises(Preempted, match="after step 1"):
+        run(2, config(data, tmp_path / "run", **settings))
+    assert capsys.readouterr().err.count("step 1: checkpoint") == 1
+    assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000001"]
 
 
 def test_stop_in_the_last_step_is_the_end(tmp_path: Path, data: Path) -> None:
@@ -163,13 +175,6 @@ def test_resumed_with_nothing_left(tmp_path: Path, data: Path) -> None:
     result = run(2, settings, resume="auto")
     assert (result.first_loss, result.last_loss) == (None, None)
     assert result_of(tmp_path / "run") == before
-
-
-def test_auto_without_a_checkpoint_begins(tmp_path: Path, data: Path) -> None:
-    run(1, config(data, tmp_path / "run", train_steps=1, checkpoint_every=0), resume="auto")
-    assert len(losses(tmp_path / "run")) == 1
-    run(1, config(data, tmp_path / "run", train_steps=2, checkpoint_every=0), resume="auto")
-    assert len(losses(tmp_path / "run")) == 2  # there was no checkpoint: from step 1 again
 
 
 def test_damaged_newest_is_skipped_and_set_aside(
@@ -396,7 +401,8 @@ def test_a_failing_step_leaves_what_was_saved(tmp_path: Path, data: Path, monkey
 
 def test_leftovers_of_killed_runs_go(tmp_path: Path, data: Path) -> None:
     run(1, config(data, tmp_path / "run", train_steps=1))
-    for name in (".model.ab.partial", ".model.ab.old", ".watchdog-n1-1-1", "checkpoints/.step-00000001.x.partial"):
+    for name in (".model.ab.partial", ".model.ab.old", ".watchdog-n1-1-1", "checkpoints/.step-00000001.x.partial",
+                 "checkpoints/.replaced-ab"):  # fmt: skip
         (tmp_path / "run" / name).mkdir()
     run(2, config(data, tmp_path / "run", train_steps=2), resume="auto")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [

@@ -105,9 +105,22 @@ with StopSignals(["USR1"]) as stop:
 
 
 def test_job_end_time() -> None:
-    assert job_end_time({"SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
-    assert job_end_time({}) is None
-    assert job_end_time({"SLURM_JOB_END_TIME": "Unknown"}) is None
+    assert job_end_time({"SLURM_JOB_END_TIME": "1700000000"}, 1.6e9) == (1.7e9, "")
+    assert job_end_time({}, 1.6e9) == (None, "")
+
+
+@pytest.mark.parametrize("value", ["Unknown", "-5", "1.7e9", "9" * 400, " 1700000000"])
+def test_an_odd_job_end_time_is_ignored_and_told(value: str) -> None:
+    end, ignored = job_end_time({"SLURM_JOB_END_TIME": value}, 1.6e9)
+    assert end is None and ignored == f"ignored: SLURM_JOB_END_TIME={value} is no time in seconds since 1970"
+
+
+@pytest.mark.parametrize("value", ["0", "1000", "1699999999"])
+def test_the_end_of_a_job_long_over_stops_nothing(value: str) -> None:
+    end, ignored = job_end_time({"SLURM_JOB_END_TIME": value}, 1.7e9)
+    assert end is None and ignored.endswith("has passed already")
+    deadline = Deadline(None, {"SLURM_JOB_END_TIME": value})
+    assert deadline.reason() is None and "has passed already" in deadline.ignored
 
 
 @pytest.fixture

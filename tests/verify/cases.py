@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from mpitp.comm import Group, run_threads
-from mpitp.models import CausalLM, DecoderConfig, config_from_hf
+from mpitp.comm import Group, make_mesh, run_threads
+from mpitp.layers.site import Site, make_site
+from mpitp.models import Batch, CausalLM, DecoderConfig, build_model, config_from_hf
 from mpitp.models.config import Dropouts
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
 from mpitp.verify.source import random_batch
 from tests.models.model_cases import GPT2, LLAMA
-from tests.models.model_cases import make_model as filled_model
+from tests.sharded import fill
 
 DROPOUTS = Dropouts(embedding=0.1, attention=0.2, residual=0.15)
 CONFIGS: dict[str, DecoderConfig] = {
@@ -20,12 +23,27 @@ CONFIGS: dict[str, DecoderConfig] = {
 }
 
 
-def run_verify(model: str, ranks: int, steps: int = 0, dtype: str = "float64", blocks: int = 0) -> Report:
-    """Rank 0's report, with the tolerance that the command has."""
-    batch = random_batch(CONFIGS[model], batch=3, seq=7, seed=1)
+def run_verify(
+    model: str,
+    ranks: int,
+    steps: int = 0,
+    dtype: str = "float64",
+    blocks: int = 0,
+    mesh: Mapping[str, int] | None = None,
+    batch: Batch | None = None,
+    **options: Any,
+) -> Report:
+    """Rank 0's report, with the tolerance that the command has. `options`: of the site."""
+    batch = random_batch(CONFIGS[model], batch=3, seq=7, seed=1) if batch is None else batch
     settings = Settings(default_tolerance(dtype, is_exact=bool(blocks)), steps)
 
-    def make(group: Group) -> CausalLM:
-        return filled_model(group, CONFIGS[model], dtype, invariant_blocks=blocks)
+    def make(site: Site) -> CausalLM:
+        made = build_model(CONFIGS[model], site)
+        fill(made.named_params(), std=0.2)
+        return made
 
-    return run_threads(ranks, verify, make, batch, settings)[0]
+    def run(group: Group) -> Report:
+        site = make_site(make_mesh(group, mesh), dtype=dtype, invariant_blocks=blocks, **options)
+        return verify(site, make, batch, settings)
+
+    return run_threads(ranks, run)[0]

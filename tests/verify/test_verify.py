@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from examples.planted_bugs import FAULTS
-from mpitp.backend.device import CpuDevice
-from mpitp.checkpoint.hf import save_model
-from mpitp.checkpoint.load import load_model
+from mpitp.checkpoint.hf import Documents, save_model
+from mpitp.checkpoint.load import ModelSource, load_model
 from mpitp.cli import main
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError, NumericError, UsageError
-from mpitp.models import CausalLM, build_model
+from mpitp.layers.site import Site, make_site
+from mpitp.models import Batch, CausalLM, build_model
 from mpitp.verify import source as sources
 from mpitp.verify.compare import EXACT, Tolerance, compare
 from mpitp.verify.record import Record
-from mpitp.verify.run import Settings, finite_differences, verify
+from mpitp.verify.run import Report, Settings, finite_differences, verify
 from mpitp.verify.source import (
     Source,
     SourceArguments,
@@ -93,7 +93,7 @@ def test_report_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["ok"] is True and report["ranks"] == 2 and set(report["first_in"].values()) == {None}
     assert len(report["finite_differences"]) == 3
     first = report["rows"][0]
-    assert set(first) == {"name", "kind", "shape", "largest_abs", "largest_rel", "replicas", "ok"}
+    assert set(first) == {"name", "kind", "shape", "largest_abs", "largest_rel", "replicas", "ok", "axis"}
     assert {row["kind"] for row in report["rows"]} == {"start", "y", "dx", "grad", "value"}
 
 
@@ -115,14 +115,18 @@ def test_difference_is_exit_code_5_on_every_rank(fault: str, line: str, capsys: 
     assert report["ok"] is False and line.split(": ")[1].split(" (")[0] in report["first_in"].values()
 
 
+def verified(group: Group, make: Any, batch: Batch) -> Report:
+    return verify(make_site(group), make, batch, Settings(EXACT))
+
+
 @pytest.fixture
 def damaged_model(tmp_path: Path) -> str:
     """A model directory with NaN in two rows of a tensor that ranks cut, and an infinity in one that all hold."""
-    model = load_model(MODEL, SerialGroup())
+    model = load_model(MODEL, make_site(SerialGroup()))
     params = dict(model.named_params())
     params["blocks.1.mlp.down.weight"].data[:2, -1] = np.nan
     params["blocks.0.norm1.weight"].data[3] = np.inf
-    save_model(model, tmp_path / "damaged", SerialGroup(), config=model.config.hf)
+    save_model(model, tmp_path / "damaged", SerialGroup(), Documents(model.config.hf))
     return str(tmp_path / "damaged")
 
 
@@ -131,10 +135,10 @@ def damaged_model(tmp_path: Path) -> str:
 def test_weights_that_are_not_finite_are_said_once(
     ranks: int, words: tuple[str, ...], damaged_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = source_of(SourceArguments(damaged_model, None, layers="1:2" if "--layers" in words else None), CpuDevice())
-    batch = random_batch(source[0].config, batch=2, seq=4, seed=1)
+    source = source_of(SourceArguments(damaged_model, None, layers="1:2" if "--layers" in words else None))
+    batch = random_batch(source[0].model.config, batch=2, seq=4, seed=1)
     with pytest.raises(NumericError) as caught:
-        run_threads(ranks, verify, source[0].make, batch, Settings(EXACT))
+        run_threads(ranks, verified, source[0].make, batch)
     norm, down = "model.layers.0.input_layernorm.weight (1 of", "model.layers.1.mlp.down_proj.weight (2 of"
     assert str(caught.value).startswith("weights are not finite (NaN or infinite), so there is nothing to compare: ")
     assert down in str(caught.value) and (norm in str(caught.value)) == ("--layers" not in words)
@@ -146,8 +150,8 @@ def test_weights_that_are_not_finite_are_said_once(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_oracle_that_is_not_finite_is_said_once(ranks: int) -> None:
-    def make(group: Group) -> CausalLM:
-        model = make_model(group, CONFIGS["llama"], "float32")
+    def make(site: Site) -> CausalLM:
+        model = make_model(site.ranks, CONFIGS["llama"], "float32")
         for name, param in model.named_params():
             if name.startswith("blocks.1.mlp"):
                 param.data[...] = 1e25
@@ -155,7 +159,7 @@ def test_oracle_that_is_not_finite_is_said_once(ranks: int) -> None:
 
     batch = random_batch(CONFIGS["llama"], batch=2, seq=4, seed=1)
     with np.errstate(all="ignore"), pytest.raises(NumericError, match=r"first in blocks\.1\.mlp\S* \(output\), \d+ of"):
-        run_threads(ranks, verify, make, batch, Settings(EXACT))
+        run_threads(ranks, verified, make, batch)
 
 
 def test_failures_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,14 +191,15 @@ def test_some_layers_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert on_threads(2, "--model", MODEL, "--layers", "1:2", "--json") == [0, 0]
     names = {row["name"] for row in json.loads(capsys.readouterr().out)["rows"]}
     assert "blocks.0.mlp" in names and "blocks.1.mlp" not in names
-    one = Source(CONFIGS["llama"], None, 3, "float64", CpuDevice(), layers=range(1)).make(SerialGroup())
+    one = Source(ModelSource(CONFIGS["llama"], None, 3, range(1)), "float64").make(make_site(SerialGroup()))
     assert len(one.blocks) == 1
 
 
 def test_chosen_layers_are_the_directorys_own() -> None:
     config = sources.load_config(MODEL)
-    whole = Source(config, Path(MODEL), 0, "float64", CpuDevice()).make(SerialGroup())
-    part = Source(config, Path(MODEL), 0, "float64", CpuDevice(), layers=range(1, 2)).make(SerialGroup())
+    site = make_site(SerialGroup(), dtype="float64")
+    whole = Source(ModelSource(config, Path(MODEL)), "float64").make(site)
+    part = Source(ModelSource(config, Path(MODEL), blocks=range(1, 2)), "float64").make(site)
     for name in ("norm1.weight", "attention.qkv.weight", "mlp.down.weight"):
         np.testing.assert_array_equal(part.blocks[0].params()[name].data, whole.blocks[1].params()[name].data)
 
@@ -204,7 +209,8 @@ def test_run_file(run_file: str, words: tuple[str, ...], capsys: pytest.CaptureF
     assert on_threads(3, "--config", run_file, "--json", *words) == [0, 0, 0]
     rows = json.loads(capsys.readouterr().out)["rows"]
     shapes = {row["name"]: row["shape"] for row in rows if row["kind"] == "y"}
-    assert shapes["embedding dropout"] == [16, 12] and "blocks.0.dropout1" in shapes
+    edges = 2 * (6 if "--invariant" in words else 3)  # of the vocabulary's blocks, or of its ranks
+    assert shapes["embedding dropout"] == [16 + edges, 12] and "blocks.0.dropout1" in shapes
 
 
 def test_run_file_that_asks_for_the_invariant_mode(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +252,7 @@ def test_mistakes_are_one_message(
 
 
 def test_model_that_does_not_fit_twice_is_refused_with_layers_that_do() -> None:
-    source = Source(CONFIGS["gpt2"], None, 0, "float32", CpuDevice(), layers=None)
+    source = Source(ModelSource(CONFIGS["gpt2"]), "float32")
     need = needed_bytes(source, ranks=2, steps=0)
     assert need == int(source.num_elements() * 4 * 4 * 1.5)
     check_memory(source, 2, 0, need)
@@ -262,7 +268,7 @@ def test_offered_layers_are_the_most_that_fit(layers: range | None, offered: ran
     config = sources.dataclasses.replace(CONFIGS["llama"], num_layers=24)
 
     def source(chosen: range | None) -> Source:
-        return Source(config, None, 0, "float32", CpuDevice(), layers=chosen)
+        return Source(ModelSource(config, blocks=chosen), "float32")
 
     available = needed_bytes(source(range(14)), 2, 0)
     with pytest.raises(ConfigError, match=f"--layers {offered.start}:{offered.stop}$"):
@@ -271,13 +277,13 @@ def test_offered_layers_are_the_most_that_fit(layers: range | None, offered: ran
 
 
 def test_model_of_which_no_single_layer_fits() -> None:
-    source = Source(CONFIGS["gpt2"], None, 0, "float32", CpuDevice())
+    source = Source(ModelSource(CONFIGS["gpt2"]), "float32")
     with pytest.raises(ConfigError, match="not even one layer fits .*; use a host with more memory"):
         check_memory(source, 2, 0, 1000)
 
 
 def test_command_offers_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    need = needed_bytes(Source(sources.load_config(MODEL), None, 0, "float32", CpuDevice()), 1, 0)
+    need = needed_bytes(Source(ModelSource(sources.load_config(MODEL)), "float32"), 1, 0)
     monkeypatch.setattr(sources, "available_bytes", lambda: need - 1)
     assert main(["verify", "--model", MODEL]) == 3
     words = capsys.readouterr().err.split()
@@ -287,9 +293,9 @@ def test_command_offers_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_num_elements_counts_the_whole_model() -> None:
     for config in CONFIGS.values():
-        model = build_model(config, SerialGroup())
+        model = build_model(config, make_site(SerialGroup()))
         expected = sum(param.data.size for _, param in model.named_params())
-        assert Source(config, None, 0, "float32", CpuDevice()).num_elements() == expected
+        assert Source(ModelSource(config), "float32").num_elements() == expected
 
 
 @pytest.mark.parametrize(("text", "chosen"), [("0:4", range(4)), (":2", range(2)), ("3:", range(3, 6)), (None, None)])
@@ -332,8 +338,8 @@ def test_finite_differences_find_what_all_layouts_do_wrong(ranks: int) -> None:
 
 
 def test_wrong_gradient_is_exit_code_5(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def make(source: Source, group: Group) -> Any:
-        model = made(source, group)
+    def make(source: Source, site: Site) -> Any:
+        model = made(source, site)
         double_gelu_gradient(model)
         return model
 
@@ -391,9 +397,9 @@ def test_floor_is_a_share_of_the_largest_array_of_the_kind() -> None:
 
 def test_fresh_models_are_shaken_alike_in_every_layout() -> None:
     def shaken(group: Group) -> dict[str, np.ndarray]:
-        model = build_model(CONFIGS["gpt2"], group)
+        model = build_model(CONFIGS["gpt2"], make_site(group))
         shake(model, seed=1)
-        return {name: param.data for name, param in model.named_params() if param.spec.is_replicated}
+        return {name: param.data for name, param in model.named_params() if param.placement.is_replicated}
 
     whole = run_threads(1, shaken)[0]
     assert any("bias" in name for name in whole)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitp.backend.accelerator import ROW_SUM, compiled
-
-Array = Any
+from mpitp.backend.arrays import Array
 
 
 @compiled()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.exp import exp
 from mpitp.ops.compiled.primitives import row
 from mpitp.ops.compiled.rows import row_sum
-
-Array = Any
 
 
 @compiled()

@@ -8,16 +8,12 @@ Every dot product is taken in the same order, which depends on k and the kind of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitp.backend.accelerator import ROW_SUM, compiled
-from mpitp.backend.arrays import LINE_BYTES, aligned_zeros
+from mpitp.backend.arrays import LINE_BYTES, Array, aligned_zeros
 from mpitp.ops.compiled.prefetch import prefetch
 from mpitp.ops.compiled.primitives import row
-
-Array = Any
 
 AHEAD_BYTES = 16 * 1024  # between the row that is multiplied and the one that is asked for (measured: flat from 8 KiB)
 

@@ -7,13 +7,11 @@ backward    dx = dy * (s + 2 x s (1 - s) (A + 3 B x^2))
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.exp import exp
 from mpitp.ops.compiled.primitives import row
-
-Array = Any
 
 A = math.sqrt(2.0 / math.pi)
 B = 0.044715 * A

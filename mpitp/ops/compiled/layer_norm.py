@@ -7,15 +7,12 @@ backward    g  = dy * weight,  dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.primitives import row
 from mpitp.ops.compiled.rows import dot, dot_of_three, row_sum, sum_of_squares_about
-
-Array = Any
 
 ROWS_TOGETHER = 64  # rows whose gradients are added to one partial sum: long float32 sums would lose digits
 

@@ -7,16 +7,13 @@ Each head is computed by itself, in an order that depends on u and d alone.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.exp import exp_flushed
 from mpitp.ops.compiled.primitives import row
 from mpitp.ops.compiled.rows import dot, row_maximum, row_sum
-
-Array = Any
 
 
 @compiled()

@@ -6,16 +6,13 @@ backward    g = dy * weight,  dx = rstd * (g - xhat * mean(g * xhat)),  dweight 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.layer_norm import ROWS_TOGETHER
 from mpitp.ops.compiled.primitives import row
 from mpitp.ops.compiled.rows import dot_of_three, sum_of_squares_about
-
-Array = Any
 
 
 @compiled()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.primitives import row
-
-Array = Any
 
 
 @compiled()

@@ -9,9 +9,8 @@ from numba import types
 from numba.extending import overload
 
 from mpitp.backend.accelerator import ROW_SUM, compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.primitives import bits
-
-Array = Any
 
 SIGN_32, LOWER_32 = np.int32(31), np.int32(2**31 - 1)
 SIGN_64, LOWER_64 = np.int64(63), np.int64(2**63 - 1)

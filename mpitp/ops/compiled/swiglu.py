@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitp.backend.accelerator import compiled
+from mpitp.backend.arrays import Array
 from mpitp.ops.compiled.exp import exp
 from mpitp.ops.compiled.primitives import row
-
-Array = Any
 
 
 @compiled()

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("numba")
 
 from mpitp.backend.accelerator import use_accelerator
-from mpitp.ops.adamw import adamw_update, sum_of_squares
-from mpitp.ops.attention import attention_backward, attention_forward
+from mpitp.ops.adamw import AdamWRule, adamw_update, sum_of_squares
+from mpitp.ops.attention import HeadMap, Kept, attention_backward, attention_forward
 from mpitp.ops.cross_entropy import exp_sums
 from mpitp.ops.gelu import gelu_backward, gelu_forward
 from mpitp.ops.layer_norm import layer_norm_backward, layer_norm_forward
@@ -70,8 +70,8 @@ def test_activations_by_columns(rng, dtype):
 def test_adamw_by_elements(rng, dtype):
     def update(arrays):
         param, grad, m, v = (x.copy() for x in arrays)
-        settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
-        adamw_update(param, grad, m, np.abs(v), **settings, grad_scale=0.7)
+        rule = AdamWRule(lr=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+        adamw_update(param, grad, m, np.abs(v), rule, grad_scale=0.7)
         return param
 
     arrays = [some(rng, 200, dtype=dtype) for _ in range(4)]
@@ -135,8 +135,12 @@ def test_heads(rng, dtype, s):
 
     def outputs(q, k, v, do):
         heads = q.shape[1]
-        o, lse = attention_forward(q, k, v, range(heads), 0.25)
-        return o, lse.T, *attention_backward(do, q, k, v, o, lse, range(heads), 0.25, range(heads), heads)
+        o, lse = attention_forward(q, k, v, HeadMap(range(heads), 0.25))
+        return (
+            o,
+            lse.T,
+            *attention_backward(do, Kept(q, k, v, o, lse), HeadMap(range(heads), 0.25, range(heads), heads)),
+        )
 
     whole = outputs(q, k, v, do)
     for head in range(3):
@@ -159,6 +163,6 @@ def test_plain_and_compiled_adamw_agree_to_the_bit(rng):
     for compiled in (False, True):
         use_accelerator(compiled)
         arrays = [x.copy() for x in np.abs(some(np.random.default_rng(3), 4, 1001))]
-        adamw_update(*arrays, lr=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3, grad_scale=0.7)
+        adamw_update(*arrays, AdamWRule(0.1, 0.9, 0.95, 1e-8, 0.1, step=3), grad_scale=0.7)
         results.append(arrays)
     assert all(same(a, b) for a, b in zip(*results, strict=True))

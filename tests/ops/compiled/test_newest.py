@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("numba")
 
 from mpitp.backend.accelerator import use_accelerator
-from mpitp.layers.cached_attention import QueryGroups, attend_newest
 from mpitp.layers.kv_cache import LayerCache
+from mpitp.ops.newest_attention import QueryGroups, attend_newest
 
 INDEX = [0, 0, 0, 1, 1, 2]
 
@@ -19,7 +19,7 @@ def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, index: list[i
     cache.extend(0, 0, keys[:-1], values[:-1])
     use_accelerator(compiled)
     try:
-        attend_newest(q, keys[-1], values[-1], cache, 0, u - 1, QueryGroups.of(index), 0.25, out)
+        attend_newest((q, keys[-1], values[-1]), cache.stores(0, u), u - 1, QueryGroups.of(index, 0.25), out)
     finally:
         use_accelerator(None)
     stored = cache.stores(0, u)

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("numba")
 
 from mpitp.backend.accelerator import use_accelerator
-from mpitp.ops.adamw import adamw_update, sum_of_squares
-from mpitp.ops.attention import attention_backward, attention_forward, attention_reference
+from mpitp.ops.adamw import AdamWRule, adamw_update, sum_of_squares
+from mpitp.ops.attention import HeadMap, Kept, attention_backward, attention_forward, attention_reference
 from mpitp.ops.cross_entropy import exp_sums
 from mpitp.ops.gelu import gelu_backward, gelu_forward
 from mpitp.ops.layer_norm import layer_norm_backward, layer_norm_forward
@@ -83,8 +83,7 @@ def test_loss_rotation_and_optimizer(rng):
 
     def update():
         arrays = [x.copy(), x[::-1].copy(), x.copy(), np.abs(x)]
-        settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
-        adamw_update(*arrays, **settings)
+        adamw_update(*arrays, AdamWRule(0.1, 0.9, 0.95, 1e-8, 0.1, step=3))
         return arrays
 
     assert_alike(update, rtol=0, atol=0)
@@ -95,11 +94,11 @@ def test_a_query_that_is_not_finite_is_seen_in_its_row_alone(rng, value):
     q, k, v = rng.standard_normal((3, 40, 1, 8)).astype(np.float32)
     q[17, 0, 3] = value
     use_accelerator(True)
-    o, lse = attention_forward(q, k, v, [0], 0.3)
+    o, lse = attention_forward(q, k, v, HeadMap([0], 0.3))
     seen = np.isfinite(attention_reference(q, k, v, [0], 0.3))
     np.testing.assert_array_equal(np.isfinite(o), seen)
     assert not seen[17].any() and seen[:17].all() and not np.isfinite(lse[0, 17])
-    for grad in attention_backward(np.ones_like(q), q, k, v, o, lse, [0], 0.3, [0], 1):
+    for grad in attention_backward(np.ones_like(q), Kept(q, k, v, o, lse), HeadMap([0], 0.3, [0], 1)):
         assert not np.isfinite(grad).all()
 
 
@@ -108,7 +107,7 @@ def test_a_key_or_value_that_is_not_finite_is_seen_by_all_later_queries(rng, whi
     arrays = list(rng.standard_normal((3, 200, 1, 8)).astype(np.float32))
     arrays[which][150, 0] = np.nan
     use_accelerator(True)
-    o, _ = attention_forward(*arrays, [0], 0.3)
+    o, _ = attention_forward(*arrays, HeadMap([0], 0.3))
     assert np.isnan(o[150:]).all() and np.isfinite(o[:96]).all()
 
 
@@ -116,7 +115,7 @@ def test_scores_far_apart(rng):
     q, k, v = rng.standard_normal((3, 100, 1, 8)).astype(np.float32)
 
     def compute():
-        o, lse = attention_forward(q * 100, k * 100, v, [0], 0.3)
-        return o, lse, *attention_backward(v, q * 100, k * 100, v, o, lse, [0], 0.3, [0], 1)
+        o, lse = attention_forward(q * 100, k * 100, v, HeadMap([0], 0.3))
+        return o, lse, *attention_backward(v, Kept(q * 100, k * 100, v, o, lse), HeadMap([0], 0.3, [0], 1))
 
     assert_alike(compute, rtol=1e-3, atol=2e-2)

@@ -1,0 +1,1 @@
+"""How well a model does: numbers about its weights as they are, nothing trained."""

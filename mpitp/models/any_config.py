@@ -1,0 +1,7 @@
+"""The config of a model of any kind."""
+
+from mpitp.models.config import DecoderConfig
+from mpitp.models.encoder_config import EncoderConfig
+from mpitp.models.vision_config import VisionConfig
+
+AnyConfig = DecoderConfig | EncoderConfig | VisionConfig

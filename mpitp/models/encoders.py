@@ -1,0 +1,94 @@
+"""Which encoders there are, and how one is put together from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from mpitp.errors import ConfigError
+from mpitp.layers.build import Builder
+from mpitp.layers.init import init_params
+from mpitp.layers.layer import Layer
+from mpitp.layers.site import Site
+from mpitp.models import bert, distilbert, roberta
+from mpitp.models.encoder import Encoder
+from mpitp.models.encoder import build_encoder as put_together
+from mpitp.models.encoder_config import EncoderConfig
+from mpitp.models.layered import HfNames
+from mpitp.models.names import HfPiece
+
+MakeHead = Callable[[EncoderConfig, Builder], dict[str, Layer]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderType:
+    """How one Hugging Face model_type is read, built and named. `classes`: of transformers, by head; `base`: what the
+    names of the trunk's tensors begin with under a head.
+    """
+
+    read_config: Callable[[Mapping[str, Any]], EncoderConfig]
+    heads: Mapping[str, MakeHead]
+    hf_pieces: Callable[[EncoderConfig], dict[tuple[str, str], HfPiece]]
+    copies: Callable[[EncoderConfig], dict[str, str]]
+    classes: Mapping[str, str]
+    base: str
+    ignorable_tensors: tuple[str, ...]
+
+
+def _type_of(module: ModuleType) -> EncoderType:
+    m: Any = module
+    return EncoderType(m.read_config, m.HEADS, m.hf_pieces, m.copies, m.CLASSES, m.BASE, m.IGNORABLE_TENSORS)
+
+
+ENCODER_TYPES = {"bert": _type_of(bert), "roberta": _type_of(roberta), "distilbert": _type_of(distilbert)}
+
+
+def is_encoder(raw: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json is that of an encoder."""
+    model_type = raw.get("model_type")
+    return isinstance(model_type, str) and model_type in ENCODER_TYPES
+
+
+def encoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> EncoderConfig:
+    """The config of a parsed config.json. Raises ConfigError for a model_type or a key that isn't supported.
+
+    own: keys that the user has written here and now: one of them that nobody reads is a slip, and refused.
+    """
+    if not is_encoder(raw):
+        raise ConfigError(
+            f"config.json: model_type {raw.get('model_type')!r:.60} is no encoder; expected one of "
+            f"{', '.join(ENCODER_TYPES)}"
+        )
+    config = ENCODER_TYPES[raw["model_type"]].read_config(raw)
+    for key, near in config.unread.items():
+        if key in own:
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"config.json: unknown key {key!r} for model_type {config.model_type!r}{hint}")
+    return config
+
+
+def build_encoder(config: EncoderConfig, site: Site) -> Encoder:
+    """The encoder on a site, all parameters zero. Raises ConfigError for a site that can't be, PlacementError where
+    layers don't fit one another, both before anything is allocated.
+    """
+    if site.sequence_parallel:
+        raise ConfigError("an encoder's rows lie whole on every rank: sequence parallelism is not supported with one")
+    site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
+    if site.num_blocks and config.head_dim == 1:
+        raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
+    _on(config, site.abstract()).types()
+    return _on(config, site)
+
+
+def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
+    """An encoder with fresh weights, the same ones at every rank count."""
+    model = build_encoder(config, site)
+    init_params(model.named_params(), seed)
+    return model
+
+
+def _on(config: EncoderConfig, site: Site) -> Encoder:
+    kind = ENCODER_TYPES[config.model_type]
+    return put_together(config, site, HfNames(kind.hf_pieces(config), kind.ignorable_tensors), kind.heads)

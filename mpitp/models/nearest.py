@@ -1,0 +1,65 @@
+"""What is nearest to a model type that isn't supported, and in what it differs: for the message that refuses it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+_MIXTURE = "its MLPs are mixtures of experts"
+_TURNED_PAIRS = "RoPE turns neighbouring columns, not halves"
+_ONE_KV_HEAD = "q, k and v are fused in another way"
+
+# type: (the nearest of the decoders, what it has that this one hasn't)
+NEAREST: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("mixtral", "minimax"), ("mistral", _MIXTURE)),
+    **dict.fromkeys(("qwen2_moe", "dbrx", "jetmoe", "phimoe", "granitemoe"), ("qwen2", _MIXTURE)),
+    **dict.fromkeys(("qwen3_moe", "gpt_oss"), ("qwen3", _MIXTURE)),
+    "olmoe": ("llama", f"{_MIXTURE}, and q and k are normalised over all heads together"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("llama", f"keys and values are compressed, and {_MIXTURE}")),
+    **dict.fromkeys(("llama4", "llama4_text"), ("llama", f"{_MIXTURE}, and attention runs in chunks")),
+    "olmo": ("llama", "its norms have no weights"),
+    **dict.fromkeys(
+        ("olmo2", "olmo3"), ("llama", "q and k are normalised over all heads together, and norms stand behind branches")
+    ),
+    **dict.fromkeys(("ministral", "ministral3"), ("mistral", "its blocks see windows of different lengths")),
+    "granite": ("llama", "embeddings, scores, branches and logits have factors of their own"),
+    **dict.fromkeys(
+        ("cohere", "cohere2"), ("stablelm", f"{_TURNED_PAIRS}, its norms have no biases, and logits have a factor")
+    ),
+    **dict.fromkeys(("glm", "glm4"), ("phi3", f"{_TURNED_PAIRS}, and glm4 has norms behind its branches")),
+    "nemotron": ("stablelm", "its MLP is relu squared without a gate, its norms have an offset"),
+    "starcoder2": ("gpt_neox", "its heads share keys and values, and its branches follow one another"),
+    "phi": ("gpt_neox", "both branches read one norm, and the head has a bias"),
+    "persimmon": ("gpt_neox", "q and k have LayerNorms, and the MLP is relu squared"),
+    "codegen": ("gpt_neox", _TURNED_PAIRS),
+    "gptj": ("gpt_neox", f"{_TURNED_PAIRS}, both branches read one norm, and the head has a bias"),
+    "falcon": ("gpt_neox", f"{_ONE_KV_HEAD}, and it comes with ALiBi or one norm too"),
+    "mpt": ("bloom", f"{_ONE_KV_HEAD}, and its layers have no biases"),
+    "gpt_bigcode": ("gpt2", "all heads share one key and value"),
+    "gpt_neo": ("gpt2", "every second block sees a window, and scores aren't scaled"),
+    "openai-gpt": ("gpt2", "its norms stand behind the residual branches"),
+    "xglm": ("opt", "its positions are sines"),
+    **dict.fromkeys(("internlm2", "baichuan"), ("llama", "q, k and v are fused in the file in its own way")),
+    "gemma3": ("gemma3_text", "it has an image tower; its text model is a directory of its own, of type gemma3_text"),
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), ("gemma3_text", "embeddings of each block's own, and more")),
+    **dict.fromkeys(("qwen3_next", "bamba", "falcon_h1", "zamba2", "jamba"), ("llama", "some blocks are recurrent")),
+}
+NO_DECODERS = {
+    **dict.fromkeys(("bert", "roberta", "distilbert"), "an encoder: mpitp embed reads it"),
+    **dict.fromkeys(("mamba", "mamba2", "rwkv", "xlstm"), "a recurrent model, without attention"),
+    **dict.fromkeys(("t5", "mt5", "bart", "marian", "pegasus", "mbart"), "an encoder with a decoder"),
+    **dict.fromkeys(("vit", "clip", "siglip"), "a model of images"),
+}
+
+
+def advice(model_type: object, supported: Collection[str]) -> str:
+    """What the message adds behind the supported types: the nearest one and what differs; "" for nothing known."""
+    if not isinstance(model_type, str):
+        return "; it is what the file must say first"
+    if model_type in NEAREST:
+        near, difference = NEAREST[model_type]
+        return f"; the nearest is {near!r}, but here {difference}"
+    if model_type in NO_DECODERS:
+        return f"; it is {NO_DECODERS[model_type]}"
+    close = difflib.get_close_matches(model_type[:80].lower().replace("-", "_"), supported, n=1, cutoff=0.7)
+    return f"; was {close[0]!r} meant?" if close else ""

@@ -1,0 +1,145 @@
+"""How a model is cut into the parts of a pipeline, and the layers that one rank of it holds.
+
+    part 0        embedding, positions, the first blocks
+    part i        the blocks that follow
+    last part     the last blocks, final norm, head and loss
+
+A stage (a rank along pp) holds one part, or several *chunks*: stage s of p has the parts s, p + s, 2 p + s, ... The
+blocks are dealt so that the dearest part is as cheap as can be (a pipeline goes at the pace of its slowest stage), and
+the others as even as can be; embedding and head count. The user may deal them otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+from mpitp.errors import ConfigError
+from mpitp.layers.array_type import ArrayType
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a model is to be cut: `chunks` parts a stage; `blocks`: of each part, in forward order (none: by cost)."""
+
+    chunks: int = 1
+    blocks: tuple[int, ...] = ()
+
+    def deal(self, costs: Costs, stages: int) -> tuple[range, ...]:
+        """The blocks of each part. Raises ConfigError for what can't be dealt so."""
+        count, parts = len(costs.blocks), stages * self.chunks
+        if self.blocks:
+            self._check(count, stages)
+        elif parts > count:
+            raise ConfigError(_too_many(stages, self.chunks, count))
+        counts = self.blocks or deal_by_cost(costs, parts)
+        stops = list(accumulate(counts))
+        return tuple(range(stop - own, stop) for own, stop in zip(counts, stops, strict=True))
+
+    def _check(self, count: int, stages: int) -> None:
+        """Refuse a list that doesn't fit. The ends may go without blocks: they have embedding and head."""
+        listed, parts = list(self.blocks), stages * self.chunks
+        each = f"mesh.pp = {stages}" + (f" x mesh.chunks = {self.chunks}" if self.chunks > 1 else "")
+        if len(listed) != parts:
+            raise ConfigError(
+                f"mesh.stages = {listed} names the blocks of {len(listed)} parts, but {each} makes {parts}; name the "
+                "blocks of each part in order, or leave mesh.stages out: they are dealt by cost then"
+            )
+        if sum(listed) != count or min(listed[1:-1], default=1) < 1:
+            even = [count * (part + 1) // parts - count * part // parts for part in range(parts)]
+            raise ConfigError(
+                f"mesh.stages = {listed}: {' + '.join(map(str, listed))} = {sum(listed)} blocks, the model has {count} "
+                f"(only the first and last part may have none); use such as {even}, or leave mesh.stages out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive layers that a rank runs in one go, by their names in the model, and the type of what they take."""
+
+    names: tuple[str, ...]
+    incoming: ArrayType
+    ends_in_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the pieces that are never cut cost, in any unit: all before the blocks, each block, all behind them."""
+
+    first: float
+    blocks: tuple[float, ...]
+    last: float
+
+
+def deal_by_cost(costs: Costs, parts: int) -> tuple[int, ...]:
+    """How many blocks each part gets: at least one each, except that the last may have the head alone.
+
+    Of all ways, those whose dearest part is the cheapest; among these the one with the smallest sum of squares. By
+    dynamic programming over (parts dealt, blocks dealt): O(parts blocks^2).
+    """
+    sums = [0.0, *accumulate(costs.blocks)]
+
+    def cost(part: int, start: int, stop: int) -> float:
+        return sums[stop] - sums[start] + costs.first * (part == 0) + costs.last * (part == parts - 1)
+
+    limit, _ = _best(parts, len(costs.blocks), lambda before, part, *blocks: max(before, cost(part, *blocks)))
+
+    def squares(before: float, part: int, start: int, stop: int) -> float:
+        own = cost(part, start, stop)
+        return before + own**2 if own <= limit * (1 + 1e-9) else float("inf")
+
+    return _best(parts, len(costs.blocks), squares)[1]
+
+
+def _best(parts: int, count: int, add: Callable[[float, int, int, int], float]) -> tuple[float, tuple[int, ...]]:
+    """The smallest value of dealing `count` blocks to `parts`, and how many each gets.
+
+    `add(value of the parts before, part, its first block, the block after its last)` is the value with that part.
+    """
+
+    @cache
+    def best(part: int, stop: int) -> tuple[float, tuple[int, ...]]:
+        if part == 0:
+            return add(0.0, 0, 0, stop), (stop,)
+        fewest = 0 if part == parts - 1 else 1
+        starts = range(part, stop - fewest + 1)  # the parts before have at least one each
+        return min((add(best(part - 1, s)[0], part, s, stop), (*best(part - 1, s)[1], stop - s)) for s in starts)
+
+    return best(parts - 1, count)
+
+
+def _too_many(stages: int, chunks: int, count: int) -> str:
+    if chunks == 1:
+        return (
+            f"mesh.pp = {stages} stages of at least one block each, but the model has {count}; use mesh.pp = {count} "
+            "or fewer, and give the other ranks to another axis"
+        )
+    cure = f"mesh.chunks = {count // stages}" if count // stages > 1 else 'mesh.schedule = "1f1b", which has no chunks'
+    return (
+        f"mesh.pp = {stages} stages x mesh.chunks = {chunks} = {stages * chunks} parts of at least one block each, but "
+        f"the model has {count}; use {cure}, or fewer stages"
+    )
+
+
+def names_of_parts(names: Sequence[str], blocks: Sequence[range]) -> list[tuple[str, ...]]:
+    """The names of each part's layers, out of those of the whole model in forward order."""
+    is_block = [name.startswith("blocks.") for name in names]
+    before, after = is_block.index(True), len(names) - is_block[::-1].index(True)
+    parts = [tuple(f"blocks.{i}" for i in own) for own in blocks]
+    parts[0] = (*names[:before], *parts[0])
+    parts[-1] = (*parts[-1], *names[after:])
+    return parts
+
+
+def costs_of(layers: Mapping[str, float]) -> Costs:
+    """From the cost of each layer by name, in forward order."""
+    blocks = [name for name in layers if name.startswith("blocks.")]
+    names = list(layers)
+    first, last = names[: names.index(blocks[0])], names[names.index(blocks[-1]) + 1 :]
+    return Costs(
+        sum(layers[name] for name in first),
+        tuple(layers[name] for name in blocks),
+        sum(layers[name] for name in last),
+    )

@@ -1,0 +1,174 @@
+"""A vision transformer (Dosovitskiy et al. 2021; DINOv2: Oquab et al. 2023): an image's patches are its tokens.
+
+    patches       y = x W^T + b                     the convolution, as the product of unfolded pixels        [b n, h]
+    tokens        z = [class + P_0, y_i + P_i]      positions interpolated to the image's grid          [b (n + 1), h]
+    blocks.0, ... z = block_i(z)                    pre-norm; DINOv2 scales each branch (layer scale)
+    final_norm    z = norm(z)
+    head          logits of the class token (ViT), or of it beside the mean of the patches (DINOv2)          [b, c/tp]
+
+A batch's `tokens` are pixels [b n, c p p], `rows` one run of n + 1 an image, `targets` a class an image.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpitp.backend.arrays import Array, from_host
+from mpitp.errors import ConfigError
+from mpitp.layers.activation import activation_of
+from mpitp.layers.attention import AttentionDropout
+from mpitp.layers.block import TransformerBlock
+from mpitp.layers.build import AttentionSizes, Builder
+from mpitp.layers.dropout import Dropout
+from mpitp.layers.first_rows import OnFirstRows
+from mpitp.layers.gathered_dense import GatherColumns
+from mpitp.layers.init import init_params
+from mpitp.layers.layer import Layer
+from mpitp.layers.layer_scale import LayerScale
+from mpitp.layers.mlp import MLP
+from mpitp.layers.patches import ClassAndMean, ImageTokens, PatchEmbedding
+from mpitp.layers.placement import Cut, Part
+from mpitp.layers.sandwich_block import SandwichBlock
+from mpitp.layers.site import Site
+from mpitp.models.batch import Batch
+from mpitp.models.bert import dense_pieces, norm_pieces
+from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
+from mpitp.models.layered import HfNames, LayeredModel
+from mpitp.models.names import HfPiece
+from mpitp.models.stages import Chunk
+from mpitp.models.vision_config import VisionConfig
+from mpitp.ops.sight import EVERYTHING
+
+IGNORABLE_TENSORS = ("*embeddings.mask_token", "*pooler.dense.*")
+
+
+class Vision(LayeredModel):
+    """A vision transformer on a site. Make one with `new_vision`, or `mpitp.checkpoint.vision.load_vision`."""
+
+    def __init__(self, config: VisionConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
+        labels = max(len(config.labels), 2)
+        loss = Builder(site, 0.0).loss(site.share_of_few(labels), min(site.num_blocks, labels))
+        chunk = Chunk(tuple(layers), site.batch_type, ends_in_loss=config.head != FEATURES)
+        super().__init__(site, layers, loss, names, (chunk,))
+        self.config = config
+
+    def inputs(self, batch: Batch) -> Array:
+        config, (rows, columns) = self.config, self.config.grid
+        width = config.channels * config.patch_size**2
+        images = len(batch.rows.runs)
+        if batch.tokens.shape != (images * rows * columns, width) or not images:
+            raise ConfigError(
+                f"pixels of shape {batch.tokens.shape} for {images} images; the model takes {rows} x {columns} "
+                f"patches of {width} numbers each"
+            )
+        return from_host(np.ascontiguousarray(batch.tokens, self.dtype), self.device.xp)
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        if self.config.head == FEATURES:
+            raise ConfigError("this model has no head whose loss could be computed: it gives features alone")
+        if len(bad := targets[(targets < 0) | (targets >= len(self.config.labels))]):
+            raise ConfigError(f"class {bad[0]} lies outside the model's {len(self.config.labels)}")
+
+
+def build_vision(config: VisionConfig, site: Site) -> Vision:
+    """The model on a site, all parameters zero."""
+    if site.sequence_parallel or site.mesh.sizes["cp"] > 1 or site.mesh.sizes["pp"] > 1:
+        raise ConfigError("a vision transformer is cut over tp and dp alone")
+    site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
+    _on(config, site.abstract()).types()
+    return _on(config, site)
+
+
+def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
+    """A model with fresh weights, the same ones at every rank count."""
+    model = build_vision(config, site)
+    init_params(model.named_params(), seed)
+    return model
+
+
+def _on(config: VisionConfig, site: Site) -> Vision:
+    build, hidden = Builder(site, config.init_std), config.hidden_size
+    layers: dict[str, Layer] = {"patches": _patches(config, build), "tokens": _tokens(config, build)}
+    if config.dropouts.embedding:
+        layers["embedding dropout"] = Dropout(config.dropouts.embedding, "embedding")
+    layers |= {f"blocks.{i}": _block(config, build, i) for i in range(config.num_layers)}
+    layers["final_norm"] = build.layer_norm(hidden, config.norm_eps)
+    if config.head == CLASSIFICATION and config.model_type == "dinov2":
+        layers |= {"pooling": ClassAndMean(), "head": build.classifier(2 * hidden, len(config.labels))}
+    elif config.head == CLASSIFICATION:
+        layers["head"] = OnFirstRows({"classifier": build.classifier(hidden, len(config.labels))})
+    return Vision(config, site, layers, HfNames(hf_pieces(config), IGNORABLE_TENSORS))
+
+
+def _patches(config: VisionConfig, build: Builder) -> PatchEmbedding:
+    site, share, side = build.site, build.site.share(config.hidden_size), config.patch_size
+    cut, inner = Cut.of(share), tuple(Cut.whole(size) for size in (config.channels, side, side))
+    weight = site.param(site.placement([Part("patch", (cut, *inner))]), std=config.init_std, decay=True)
+    bias = site.param(site.placement([Part("patch", (cut,))]))
+    return PatchEmbedding(weight, bias, GatherColumns(site.tp, share))
+
+
+def _tokens(config: VisionConfig, build: Builder) -> ImageTokens:
+    rows, columns = config.table_grid
+    token = build.site.whole(1, 1, config.hidden_size, std=config.init_std)
+    positions = build.site.whole(1, 1 + rows * columns, config.hidden_size, std=config.init_std)
+    return ImageTokens(token, positions, config.table_grid, config.grid)
+
+
+def _block(config: VisionConfig, build: Builder, index: int) -> Layer:
+    hidden, site, name, drop = config.hidden_size, build.site, f"blocks.{index}", config.dropouts
+    own, eps = site.heads(config.heads, config.heads), config.norm_eps
+    sizes = AttentionSizes(own, config.head_dim, hidden, config.qkv_bias, True, sight=EVERYTHING)
+    attention = build.attention(sizes, AttentionDropout(drop.attention, f"{name}.attention"))
+    share = site.share(config.ffn_hidden)
+    up = build.column(("up",), hidden, share, bias=True)
+    mlp = MLP(up, activation_of(config.activation, gated=False), build.row("down", share, hidden, bias=True))
+    norm1, norm2 = build.layer_norm(hidden, eps), build.layer_norm(hidden, eps)
+    if config.layer_scale is None:
+        dropouts = (Dropout(drop.residual, f"{name}.residual1"), Dropout(drop.residual, f"{name}.residual2"))
+        return TransformerBlock(norm1, attention, norm2, mlp, dropouts)
+    scale1, scale2 = (LayerScale(site.whole(hidden, value=config.layer_scale)) for _ in range(2))
+    return SandwichBlock((norm1, scale1, norm2, scale2), attention, mlp)
+
+
+_VIT_BLOCK = {
+    ("norm1", ""): "layernorm_before",
+    ("attention.qkv", "q"): "attention.attention.query",
+    ("attention.qkv", "k"): "attention.attention.key",
+    ("attention.qkv", "v"): "attention.attention.value",
+    ("attention.out", "out"): "attention.output.dense",
+    ("norm2", ""): "layernorm_after",
+    ("mlp.up", "up"): "intermediate.dense",
+    ("mlp.down", "down"): "output.dense",
+}
+_DINO_BLOCK = {
+    **_VIT_BLOCK,
+    ("norm1", ""): "norm1",
+    ("norm2", ""): "norm2",
+    ("mlp.up", "up"): "mlp.fc1",
+    ("mlp.down", "down"): "mlp.fc2",
+}
+
+
+def hf_pieces(config: VisionConfig) -> dict[tuple[str, str], HfPiece]:
+    """Where each part of each parameter lies in a directory."""
+    is_dino = config.model_type == "dinov2"
+    base = "" if config.head == FEATURES else f"{config.model_type}."
+    pieces = {
+        ("tokens.token", ""): HfPiece(f"{base}embeddings.cls_token"),
+        ("tokens.positions", ""): HfPiece(f"{base}embeddings.position_embeddings"),
+        **dense_pieces("patches", "patch", f"{base}embeddings.patch_embeddings.projection"),
+        **norm_pieces("final_norm", f"{base}layernorm"),
+    }
+    for i in range(config.num_layers):
+        ours, theirs = f"blocks.{i}", f"{base}encoder.layer.{i}"
+        for (name, part), hf_name in (_DINO_BLOCK if is_dino else _VIT_BLOCK).items():
+            make = dense_pieces(f"{ours}.{name}", part, f"{theirs}.{hf_name}") if part else None
+            pieces |= make or norm_pieces(f"{ours}.{name}", f"{theirs}.{hf_name}")
+            if name == "attention.qkv" and not config.qkv_bias:
+                del pieces[f"{ours}.{name}.bias", part]
+        for number in (1, 2) if is_dino else ():
+            pieces[f"{ours}.post_norm{number}.weight", ""] = HfPiece(f"{theirs}.layer_scale{number}.lambda1")
+    if config.head == CLASSIFICATION:
+        pieces |= dense_pieces("head" if is_dino else "head.classifier", "labels", "classifier")
+    return pieces

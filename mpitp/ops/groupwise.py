@@ -1,0 +1,127 @@
+r"""Weights in 8 or 4 bits: neighbours along a row share a scale.
+
+    w[i, j] ~ q[i, j] * s[i, j // g]        w [n, k], q whole numbers, s [n, k/g], g numbers a group
+
+8 bits, q from -127 to 127:     s = max |w| / 127              stored as int8 [n, k]
+4 bits, q from -8 to 7:         s = w_max / -8                 w_max: the one that is largest in size, with its sign;
+                                                               two numbers a byte, uint8 [n, k/2]: byte j of a group
+                                                               holds q[j] + 8 (low half) and q[j + g/2] + 8 (high half)
+
+These are the roundings of GGUF's Q8_0 and Q4_0 (groups of 32, scales in float16), so that such tensors are kept bit for
+bit. A product reads the codes, widens them and multiplies floats; nothing is rounded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpitp.backend.accelerator import is_accelerated
+from mpitp.backend.arrays import Array, array_module
+from mpitp.errors import ConfigError
+from mpitp.ops.linear import FEWEST_ROWS, linear_forward
+
+GROUP_SIZE = 32
+BITS = (8, 4)
+WIDENED_BYTES = 256 * 1024  # of rows that are widened at a time: the second-level cache
+MOST_SCALE = 65504.0  # float16
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How weights are rounded: `bits` a number, `size` numbers a scale."""
+
+    bits: int
+    size: int = GROUP_SIZE
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ConfigError(f"weights of {self.bits} bits are not supported; supported: {', '.join(map(str, BITS))}")
+        if self.size < 2 or self.size % 2:
+            raise ConfigError(
+                f"groups of {self.size} weights are not supported: an even number of at least 2 is needed"
+            )
+
+    @property
+    def of_tables(self) -> Grouping:
+        """How vocabulary tables are rounded beside matrices that are rounded so: to 8 bits, since every token's
+        likelihood hangs on them.
+        """
+        return Grouping(8, self.size)
+
+    @property
+    def group_bytes(self) -> int:
+        """Of the codes of one group."""
+        return self.size * self.bits // 8
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the stored codes."""
+        return np.dtype(np.int8 if self.bits == 8 else np.uint8)
+
+
+def quantise(w: np.ndarray, grouping: Grouping) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [n, k * bits / 8] and scales [n, k/g] (float16) of w [n, k], k a multiple of g. Raises ConfigError else."""
+    n, k = w.shape
+    if k % grouping.size:
+        raise ConfigError(f"rows of {k} weights can't be cut into groups of {grouping.size}")
+    groups = np.asarray(w, np.float32).reshape(n, k // grouping.size, grouping.size)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)[..., 0]
+    exact = np.abs(largest) / 127 if grouping.bits == 8 else largest / -8
+    if not np.isfinite(exact).all() or (np.abs(exact) > MOST_SCALE).any():
+        raise ConfigError(f"weights up to {np.abs(largest).max():.3g} are beyond what a scale in float16 can hold")
+    scales = exact.astype(np.float16)
+    stored = scales.astype(np.float32)
+    inverse = np.divide(1, stored, out=np.zeros_like(stored), where=stored != 0)
+    scaled = groups * inverse[..., None]
+    if grouping.bits == 8:
+        codes = np.clip(np.rint(scaled), -127, 127).astype(np.int8)
+        return codes.reshape(n, k), scales
+    halves = np.clip(np.rint(scaled) + 8, 0, 15).astype(np.uint8).reshape(*scaled.shape[:2], 2, grouping.size // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(n, k // 2), scales
+
+
+def widened(codes: Array, scales: Array, grouping: Grouping) -> Array:
+    """w [n, k] as float32 of codes and scales; the plain expression of everything here."""
+    xp = array_module(codes)
+    n, groups = scales.shape
+    if grouping.bits == 8:
+        whole = codes.reshape(n, groups, grouping.size).astype(np.float32)
+    else:
+        packed = codes.reshape(n, groups, grouping.size // 2)
+        whole = xp.concatenate([packed & 15, packed >> 4], axis=2).astype(np.float32)
+        whole -= 8
+    whole *= scales.astype(np.float32)[..., None]
+    return whole.reshape(n, groups * grouping.size)
+
+
+def groupwise_forward(x: Array, codes: Array, scales: Array, grouping: Grouping, out: Array | None = None) -> Array:
+    """y [t, n] of x [t, k]: x @ w.T, float32; written to `out` when given."""
+    xp, (t, k), n = array_module(x), x.shape, scales.shape[0]
+    y = xp.empty((t, n), x.dtype) if out is None else out
+    is_few = 0 < t <= FEWEST_ROWS and k > 0 and x.dtype == np.float32
+    if is_few and grouping.size == GROUP_SIZE and is_accelerated(xp, x.dtype):
+        from mpitp.ops.compiled.groupwise import few_rows
+
+        few_rows(x, codes, scales, grouping.bits, y)
+        return y
+    for rows in _bands(n, k):
+        linear_forward(x, widened(codes[rows], scales[rows], grouping).astype(x.dtype, copy=False), out=y[:, rows])
+    return y
+
+
+def groupwise_input_grad(dy: Array, codes: Array, scales: Array, grouping: Grouping, out: Array | None = None) -> Array:
+    """dx [t, k] of dy [t, n]: dy @ w; written to `out` when given."""
+    xp, k = array_module(dy), scales.shape[1] * grouping.size
+    dx = xp.empty((dy.shape[0], k), dy.dtype) if out is None else out
+    dx[...] = 0
+    for rows in _bands(scales.shape[0], k):
+        dx += dy[:, rows] @ widened(codes[rows], scales[rows], grouping).astype(dy.dtype, copy=False)
+    return dx
+
+
+def _bands(n: int, k: int) -> list[slice]:
+    """Rows of w that are widened together."""
+    step = max(16, WIDENED_BYTES // (4 * max(k, 1)))
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: who computes what, and when."""

@@ -1,0 +1,210 @@
+"""Runs a stage's list of actions: microbatches through this rank's chunks, messages to and from its neighbours.
+
+    stage s, for every action of its list
+      start the receives that this action and the next one need
+      wait for this action's, compute, start to send what it gives
+      let go of what has been sent
+
+Sends are waited for at the end of the step only, so a stage stands still for nothing but what another has yet to
+compute (`actions.py` says why that can't be a deadlock). The contexts of a microbatch are held from its forward until
+its backward takes them; weight gradients that are put off hold what they need by themselves.
+
+A parameter of two stages (a tied embedding) has a summand of its gradient on each; they are added when all is done.
+
+In the invariant mode all weight gradients are put off to the end of the step, where each microbatch's are computed by
+themselves, in the order of their numbers: they are then added as on one rank, to the bit, at the cost of activations of
+all microbatches being held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import Array
+from mpitp.comm.group import Group, Pending
+from mpitp.layers.deferral import Deferral, Task
+from mpitp.layers.gathered import finish_scatters
+from mpitp.layers.loss import CrossEntropyContext
+from mpitp.layers.passes import Pass
+from mpitp.models.batch import Batch
+from mpitp.models.model import CausalLM
+from mpitp.models.runner import Progress, Runner
+from mpitp.pipeline.actions import Action, Grid, Kind, Message, receive_before, send_after
+from mpitp.pipeline.schedules import make_schedule
+
+AHEAD = 2  # actions whose receives are started: this one's and the next one's
+TAGS = 1 << 14  # messages between two stages have tags below it; so many are never under way at once
+TIED_TAG = TAGS
+
+
+class PipelineRunner(Runner):
+    """Microbatches through the stages of `model`, along the axis pp of its mesh, as `schedule` of that name says.
+
+    `progress` is told when all is done. Losses are those of the last stage, on all.
+    """
+
+    def __init__(self, model: CausalLM, schedule: str, progress: Progress | None = None) -> None:
+        self.model, self.schedule, self.progress = model, schedule, progress or Progress()
+        self.group = model.site.mesh["pp"]
+        self.grid = Grid(self.group.size, len(model.chunks))
+        params = [param for _, param in model.named_params()]
+        self.deferral = params[0].deferral or Deferral()  # another runner of the same model has given it one
+        for param in params:
+            param.deferral = self.deferral
+
+    def __call__(self, batches: Sequence[Batch], scale: float) -> list[float]:
+        if not batches:
+            return []
+        actions = _schedule(self.schedule, self.grid, len(batches))[self.group.rank]
+        walk = _Walk(self, batches, scale, in_order=self.model.site.num_blocks > 0)
+        losses = walk.all(actions)
+        for tasks in walk.rest():
+            for task in tasks:
+                task()
+            finish_scatters(self.model.layers)
+            sum_tied(self.model)
+            for name in reversed(self.model.layers):
+                self.progress.layer_done(name)
+            self.progress.batch_done()
+        return self._of_last_stage(losses)
+
+    def rounds(self, batches: Sequence[Batch]) -> int:
+        return len(batches) if self.model.site.num_blocks else min(len(batches), 1)
+
+    def forward(self, batches: Iterable[Batch]) -> list[float]:
+        losses = []
+        for number, batch in enumerate(batches):
+            actions = [Action(Kind.FORWARD, number % TAGS, chunk) for chunk in range(self.grid.chunks)]
+            walk = _Walk(self, {number % TAGS: batch}, 0.0)
+            losses += walk.all(actions)
+            walk.held.clear()
+        return self._of_last_stage(losses)
+
+    def _of_last_stage(self, losses: list[float]) -> list[float]:
+        """The losses as the last stage has them; the others have as many noughts."""
+        return self.group.broadcast(np.array(losses, np.float64), self.group.size - 1).tolist()
+
+
+@lru_cache
+def _schedule(name: str, grid: Grid, microbatches: int) -> list[list[Action]]:
+    return make_schedule(name, grid.stages, microbatches, grid.chunks)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What backward needs of one microbatch through one chunk. `loss`: of the last chunk only."""
+
+    ctxs: list[Any]
+    loss: CrossEntropyContext | None
+
+
+class _Walk:
+    """One stage's way through its list in one step. `in_order`: all weight gradients are put off to its end."""
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        batches: Sequence[Batch] | dict[int, Batch],
+        scale: float,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        self.in_order = in_order
+        self.model, self.group, self.grid, self.deferral = runner.model, runner.group, runner.grid, runner.deferral
+        self.batches, self.scale = batches, scale
+        self.passes: dict[int, Pass] = {}
+        self.held: dict[tuple[int, int], _Held] = {}
+        self.put_off: dict[tuple[int, int], list[Task]] = {}
+        self.coming: dict[Action, Pending] = {}
+        self.going: list[Pending] = []
+        self.losses: dict[int, float] = {}
+
+    def all(self, actions: Sequence[Action]) -> list[float]:
+        """Do all; the losses of the microbatches in their order, noughts where this isn't the last stage."""
+        do = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._input_grad if self.in_order else self._backward}
+        do |= {Kind.INPUT_GRAD: self._input_grad, Kind.WEIGHT_GRAD: self._weight_grad}
+        for place, action in enumerate(actions):
+            for near in actions[place : place + AHEAD]:
+                self._expect(near)
+            do[action.kind](action)
+            self.going = [pending for pending in self.going if not pending.test()]
+        for pending in self.going:
+            pending.wait()
+        return [self.losses[number] for number in sorted(self.losses)]
+
+    def _forward(self, action: Action) -> None:
+        batch, chunk = self.batches[action.microbatch], self.model.chunks[action.chunk]
+        run = self.passes.setdefault(action.microbatch, self.model.new_pass(batch))
+        x = self._received(action)
+        y, ctxs = self.model.forward_chunk(chunk, self.model.inputs(batch) if x is None else x, run)
+        loss, loss_ctx = self.model.loss_of(y, batch) if chunk.ends_in_loss else (0.0, None)
+        self.losses[action.microbatch] = self.losses.get(action.microbatch, 0.0) + loss
+        self.held[action.microbatch, action.chunk] = _Held(ctxs, loss_ctx)
+        self._send(action, y)
+
+    def _backward(self, action: Action) -> None:
+        held = self.held.pop((action.microbatch, action.chunk))
+        if action.chunk == 0:  # the last that a microbatch comes to
+            del self.passes[action.microbatch]
+        dy = self._received(action) if held.loss is None else self.model.dlogits(held.loss, self.scale)
+        self._send(action, self.model.backward_chunk(self.model.chunks[action.chunk], dy, held.ctxs))
+
+    def _input_grad(self, action: Action) -> None:
+        with self.deferral.open() as tasks:
+            self._backward(action)
+        self.put_off[action.microbatch, action.chunk] = tasks
+
+    def _weight_grad(self, action: Action) -> None:
+        if not self.in_order:
+            for task in self.put_off.pop((action.microbatch, action.chunk)):
+                task()
+
+    def rest(self) -> Iterator[list[Task]]:
+        """What is left to be done for the gradients of each microbatch; where they are there, of all at once."""
+        for number in range(len(self.batches)) if self.in_order else ():
+            keys = [(number, chunk) for chunk in reversed(range(self.grid.chunks))]
+            yield [task for key in keys for task in self.put_off.pop(key)]
+        if not self.in_order:
+            yield []
+
+    def _expect(self, action: Action) -> None:
+        """Start to receive what an action needs, once."""
+        message = receive_before(action, self.group.rank, self.grid)
+        if message is not None and action not in self.coming:
+            shape = self.model.hidden_shape(self.batches[action.microbatch])
+            like = self.model.device.xp.empty(shape, self.model.dtype)
+            self.coming[action] = self.group.start_recv(like, message.peer, _tag(message))
+
+    def _received(self, action: Action) -> Array | None:
+        """What was sent for an action; None where nothing is."""
+        return self.coming.pop(action).wait() if action in self.coming else None
+
+    def _send(self, action: Action, result: Array) -> None:
+        message = send_after(action, self.group.rank, self.grid)
+        if message is not None:
+            self.going.append(self.group.start_send(result, message.peer, _tag(message)))
+
+
+def sum_tied(model: CausalLM) -> None:
+    """Add the two summands of every gradient whose parameter is on the first and on the last stage. A collective."""
+    group = model.site.mesh["pp"]
+    params = dict(model.named_params())
+    for second, first in model.tied.items():
+        has_second, has_first = (name.partition(".")[0] in model.layers for name in (second, first))
+        if has_second != has_first:
+            _add_others(params[first], group, 0 if has_second else group.size - 1)
+
+
+def _add_others(param: Any, group: Group, other: int) -> None:
+    sent = group.start_send(param.grad, other, TIED_TAG)
+    param.grad = param.grad + group.recv(param.grad, other, TIED_TAG)
+    sent.wait()
+
+
+def _tag(message: Message) -> int:
+    return message.tag % TAGS

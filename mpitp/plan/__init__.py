@@ -1,0 +1,1 @@
+"""`mpitp plan`: what a run would do, worked out without running it."""

@@ -1,0 +1,34 @@
+"""`mpitp plan`: what a run would do, worked out without running it; one subcommand for each question."""
+
+from __future__ import annotations
+
+import argparse
+
+from mpitp.plan import memory_command, schedule_command
+
+_DESCRIPTION = """\
+Work out what a run would do, without running it: no ranks are started and no array is made.
+"""
+
+_EPILOG = """\
+examples:
+  mpitp plan schedule --pp 4 --microbatches 8 --schedule zb
+  mpitp plan memory run.toml --ranks 8
+  mpitp plan schedule --help
+"""
+
+_QUESTIONS = {"schedule": schedule_command, "memory": memory_command}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `mpitp plan`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    questions = parser.add_subparsers(dest="question", required=True, metavar="|".join(_QUESTIONS))
+    for name, module in _QUESTIONS.items():
+        sub = questions.add_parser(name, help=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.add_arguments(sub)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer one question."""
+    return _QUESTIONS[args.question].run(args)

@@ -1,0 +1,153 @@
+r"""What a forward pass leaves for backward, in closed form: the contexts of all layers, by their shapes alone.
+
+t rows of a pass on this rank (t' of them between the cut products under sequence parallelism), width h, s bytes an
+element, w bytes of one in which is summed (4 for the 16-bit floats, else s); a and g local query and KV heads of d:
+
+| layer                | keeps                                                                           |
+|----------------------|---------------------------------------------------------------------------------|
+| embedding, positions | 8 bytes a row: ids, positions                                                   |
+| norm                 | x: t' h s; the rows' statistics: w or 2 w a row                                 |
+| a linear             | its input: t k s                                                                |
+| heads                | q, k, v: t (a + 2g) d s; lse: t a w; all heads of whole sequences once more (cp)|
+| activation           | its input: t n s                                                                |
+| soft cap             | its ratio: t v/tp s                                                             |
+| recompute            | its input, t' h s, and nothing of what is inside                                |
+| loss                 | numerators t v/tp w, denominators t w, targets 8 t                              |
+| a pass               | tables of rotary positions, 2 t (width/2) w                                     |
+
+An array that two layers keep is counted once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpitp.backend.precision import wide_dtype
+from mpitp.errors import ConfigError
+from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.dropout import Dropout
+from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.head_norm import HeadNorms
+from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.layer import Layer, Wrapper, unwrapped, walk
+from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.mlp import MLP
+from mpitp.layers.norm import LayerNorm, RMSNorm
+from mpitp.layers.parallel_block import ParallelBlock
+from mpitp.layers.param import Param
+from mpitp.layers.partition import piece_of
+from mpitp.layers.recompute import Recompute
+from mpitp.layers.rows import Rows
+from mpitp.layers.scale import Scale, SoftCap
+from mpitp.layers.site import Site
+from mpitp.models.model import CausalLM
+from mpitp.models.stages import Chunk
+
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the formulas need of a pass: t, t', h, s and w; `whole`: rows of whole sequences where cp cuts them."""
+
+    rows: int
+    shard: int
+    whole: int
+    hidden: int
+    item: int
+    wide: int
+    is_gathered: bool  # a cut product gets a copy of the rows of all ranks of tp
+
+    @classmethod
+    def of(cls, rows: Rows, site: Site, hidden: int) -> Sizes:
+        """Of a pass over these rows, of which this rank of cp has its piece."""
+        cp = site.mesh["cp"]
+        own = rows.cut(cp.rank, cp.size).num_tokens if cp.size > 1 else rows.num_tokens
+        shard = len(site.token_share(own)) if site.sequence_parallel else own
+        item, wide = site.dtype.itemsize, wide_dtype(site.dtype).itemsize
+        is_gathered = site.sequence_parallel and site.tp.size > 1
+        return cls(own, shard, rows.num_tokens, hidden, item, wide, is_gathered)
+
+
+def kept_of_chunk(model: CausalLM, chunk: Chunk, sizes: Sizes) -> int:
+    """Bytes that a pass through the layers of a chunk leaves, its loss and the pass's own tables included."""
+    layers = {name: model.layers[name] for name in chunk.names}
+    total = sum(kept_of(layer, sizes) for layer in layers.values()) + _tables(layers, sizes)
+    vocab = model.loss.vocab.size
+    total += sum(isinstance(unwrapped(x), SoftCap) for x in layers.values()) * sizes.rows * vocab * sizes.item
+    if chunk.ends_in_loss:
+        total += sizes.rows * (vocab * sizes.wide + sizes.wide + INDEX_BYTES)
+    return total
+
+
+def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
+    """Bytes that a pass through one layer leaves. Raises ConfigError for a layer without a formula."""
+    s = sizes
+    match layer:
+        case Recompute():
+            return s.shard * s.hidden * s.item
+        case Wrapper():
+            return kept_of(layer.inner, s)
+        case Param() | Dropout() | Scale() | SoftCap():
+            return 0
+        case VocabParallelEmbedding():
+            return s.rows * INDEX_BYTES
+        case PositionEmbedding():
+            return s.shard * INDEX_BYTES
+        case LayerNorm() | RMSNorm():
+            return s.shard * (s.hidden * s.item + s.wide * (2 if isinstance(layer, LayerNorm) else 1))
+        case ColumnParallelLinear() | RowParallelLinear():
+            return s.rows * layer.product.shape[1] * s.item
+        case HeadNorms():
+            heads = layer.heads.query.size + len(layer.heads.kv)
+            return s.rows * ((heads + len(layer.heads.kv)) * layer.q_weight.data.shape[0] * s.item + heads * s.wide)
+        case AttentionHeads():
+            return _heads(layer, s)
+        case MLP():
+            return kept_of(layer.up, s) + s.rows * layer.up.product.shape[0] * s.item + kept_of(layer.down, s)
+    return _of_children(layer, s)
+
+
+def kept_again(layer: Layer, sizes: Sizes) -> int:
+    """Bytes that backward makes again before it uses them: of the largest layer inside that recomputes."""
+    if isinstance(layer, Recompute):
+        return kept_of(layer.inner, sizes) - kept_of(layer, sizes)
+    inner = [child for child in layer.children().values() if not isinstance(child, Param)]
+    return max((kept_again(child, sizes) for child in inner), default=0)
+
+
+def put_off(layer: Layer, sizes: Sizes) -> int:
+    """Bytes that weight gradients need which are computed later: x and dy of every linear inside."""
+    linears = [inner for _, inner in walk({"": layer}) if isinstance(inner, ColumnParallelLinear | RowParallelLinear)]
+    return sizes.rows * sizes.item * sum(sum(linear.product.shape) for linear in linears)
+
+
+def _of_children(layer: Layer, sizes: Sizes) -> int:
+    children = layer.children().values()
+    if not children:
+        raise ConfigError(f"plan memory has no formula for what a {type(layer).__name__} keeps")
+    total = sum(kept_of(child, sizes) for child in children)
+    if isinstance(layer, ParallelBlock):  # both branches read one array
+        shared = sizes.shard * sizes.hidden * sizes.item
+        gathered = sizes.is_gathered and layer.norm2 is None
+        total -= 0 if gathered else shared
+    return total
+
+
+def _heads(layer: AttentionHeads, s: Sizes) -> int:
+    """Its o is what the output projection keeps."""
+    a, g, d = layer.heads.query.size, len(layer.heads.kv), layer.head_dim
+    own = s.rows * ((a + 2 * g) * d * s.item)
+    if not isinstance(layer.keys, HeadsKeys):
+        return own + s.rows * a * s.wide
+    group = layer.keys.group
+    mine = piece_of(a, group.rank, group.size)
+    kv = len({layer.heads.kv_index(head) for head in mine})
+    exchanged = s.whole * ((2 * len(mine) + 2 * kv) * d * s.item + len(mine) * s.wide)
+    return own + exchanged + 2 * INDEX_BYTES * s.whole
+
+
+def _tables(layers: dict[str, Layer], s: Sizes) -> int:
+    """cos and sin, one pair of tables for all layers that turn alike and don't recompute."""
+    found = {layer.rotary for _, layer in walk(layers) if isinstance(layer, AttentionHeads) and layer.rotary}
+    return sum(2 * s.rows * (rotary.width // 2) * s.wide for rotary in found)

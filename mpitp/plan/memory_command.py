@@ -1,0 +1,158 @@
+"""`mpitp plan memory`: bytes that every rank of a run holds, from its run file alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpitp.paths import path_option
+
+if TYPE_CHECKING:
+    from mpitp.comm.mesh import Mesh
+    from mpitp.config import RunConfig
+    from mpitp.models.config import DecoderConfig
+    from mpitp.plan.memory import RankMemory
+
+HELP = "how much memory each rank needs"
+
+_DESCRIPTION = """\
+Tell the bytes that each rank of a run holds at the height of a training step: weights, gradients, optimizer state,
+activations in flight, and what is on its way between replicas. By formula from the run file, for any number of ranks;
+nothing is allocated, and the text need not be there where the model names its vocab_size (or from, or config).
+
+Beside these a rank has arrays that live for moments (logits and their gradient, a block's own), the windows in shared
+memory through which the ranks of one node sum, and Python with its libraries, about 150 MB.
+"""
+
+_EPILOG = """\
+examples:
+  mpitp plan memory run.toml --ranks 8
+  mpitp plan memory run.toml --ranks 64 --set mesh.dp=8 --set optim.zero=1 --set train.recompute=full
+"""
+
+_COLUMNS = ("weights", "gradients", "optimizer", "activations", "recomputed", "buffers", "total")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mpitp plan memory`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("run_file", type=path_option, metavar="RUN.toml", help="what `mpitp train` takes")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="of the job")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the run file"
+    )
+    parser.add_argument("--json", action="store_true", help="bytes of every rank, with its coordinates")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table or its numbers."""
+    from mpitp.errors import UsageError
+    from mpitp.run_file import load_run_config
+
+    if args.ranks < 1:
+        raise UsageError(f"--ranks must be at least 1, got {args.ranks}")
+    config = load_run_config(args.run_file, args.set)
+    ranks = run_memory(config, args.ranks)
+    if args.json:
+        print(json.dumps([rank.as_dict() for rank in ranks]))
+    else:
+        print("\n".join(table(config, ranks)))
+    return 0
+
+
+def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
+    """The memory of every rank of the run. Raises ConfigError for a run that can't be laid on so many."""
+    from mpitp.comm.mesh import abstract_mesh
+    from mpitp.errors import ConfigError
+    from mpitp.train.setup import mesh_sizes, model_config, open_data
+    from mpitp.train.stages import check_pipeline
+
+    if config.task.kind != "text":
+        raise ConfigError(
+            f"plan memory knows models that continue text, and task.kind = {config.task.kind!r} trains an encoder; "
+            "leave task out to see a decoder of these sizes"
+        )
+    data = open_data(config) if Path(config.data.train).exists() else None
+    decoder = model_config(config, data)
+    check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks))
+    found: dict[Hashable, RankMemory] = {}
+    memories = []
+    for rank in range(ranks):
+        mesh = abstract_mesh(mesh_sizes(config), rank, ranks)
+        kind = _kind(config, mesh)
+        if kind not in found:
+            found[kind] = _rank_memory(config, decoder, mesh)
+        coordinates = {axis: mesh.coordinates[axis] for axis in found[kind].coordinates}
+        memories.append(replace(found[kind], coordinates=coordinates))
+    return memories
+
+
+def _kind(config: RunConfig, mesh: Mesh) -> Hashable:
+    """What a rank's memory hangs on: without ZeRO, replicas with as many actions hold the same."""
+    place = {axis: rank for axis, rank in mesh.coordinates.items() if config.optim.zero or axis not in ("dp", "ep")}
+    return tuple(place.items()), len(_own_actions(config, mesh))
+
+
+def _rank_memory(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> RankMemory:
+    from mpitp.backend.device import AbstractDevice
+    from mpitp.layers.rows import Rows
+    from mpitp.models.registry import abstract_model, recompute_blocks
+    from mpitp.plan.memory import StepPlan, memory_of
+    from mpitp.train.setup import run_source, site_on
+
+    source = run_source(config, decoder)
+    model = abstract_model(decoder, site_on(config, decoder, mesh, AbstractDevice()), source.cutting)
+    recompute_blocks(model, source.recompute)
+    rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
+    bucket = int(config.optim.bucket_mib * (1 << 20))
+    return memory_of(model, StepPlan(rows, config.optim.zero, bucket, _own_actions(config, mesh)))
+
+
+def _own_actions(config: RunConfig, mesh: Mesh) -> Sequence:
+    pp, dp = mesh["pp"], mesh.along("dp", "ep")
+    return _actions(config, (pp.rank, pp.size), (dp.rank, dp.size))
+
+
+def _actions(config: RunConfig, stage: tuple[int, int], replica: tuple[int, int]) -> Sequence:
+    """What this stage does in a step; nothing where there is one alone."""
+    from mpitp.pipeline.schedules import make_schedule
+    from mpitp.train.deal import Deal
+    from mpitp.train.setup import num_microbatches
+
+    if stage[1] == 1:
+        return ()
+    count = len(Deal(*replica).of(num_microbatches(config)))
+    return make_schedule(config.mesh.schedule, stage[1], count, config.mesh.num_chunks)[stage[0]]
+
+
+def table(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
+    """A line a rank, neighbours that need the same in one."""
+    groups: list[tuple[int, int]] = []
+    for rank, memory in enumerate(ranks):
+        if groups and _numbers(ranks[groups[-1][0]]) == _numbers(memory):
+            groups[-1] = (groups[-1][0], rank)
+        else:
+            groups.append((rank, rank))
+    lines = [
+        f"memory a rank, MB (10^6 bytes): {config.model.dtype}, microbatches of {config.train.micro_batch_size} x "
+        f"{config.data.seq_len} tokens, recompute {config.train.recompute}, ZeRO {config.optim.zero}",
+        "",
+        f"{'ranks':10} {'place':16} " + " ".join(f"{name:>11}" for name in _COLUMNS) + f" {'in flight':>9}",
+    ]
+    for first, last in groups:
+        memory = ranks[first]
+        name = str(first) if first == last else f"{first}-{last}"
+        shared = dict(set.intersection(*(set(ranks[rank].coordinates.items()) for rank in range(first, last + 1))))
+        place = " ".join(f"{axis} {number}" for axis, number in memory.coordinates.items() if axis in shared)
+        numbers = " ".join(f"{number / 1e6:11.2f}" for number in _numbers(memory))
+        lines.append(f"{name:10} {place:16} {numbers} {memory.in_flight:9}")
+    total = sum(memory.total for memory in ranks)
+    return [*lines, "", f"together {total / 1e6:.2f} MB, the largest rank {max(m.total for m in ranks) / 1e6:.2f} MB"]
+
+
+def _numbers(memory: RankMemory) -> list[int]:
+    return [getattr(memory, name) for name in _COLUMNS]

@@ -1,0 +1,291 @@
+"""The tasks of encoders: classes of labelled texts, and hidden tokens of prepared text."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from mpitp.backend.arrays import from_host, to_host
+from mpitp.checkpoint.encoder import load_encoder_config, load_under_head
+from mpitp.checkpoint.vision import load_vision_under_head
+from mpitp.comm.group import Group
+from mpitp.config import RunConfig
+from mpitp.data.labelled import LabelledTexts, read_labelled
+from mpitp.data.masking import Masking
+from mpitp.data.sampler import windows_of
+from mpitp.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_from
+from mpitp.errors import ConfigError
+from mpitp.files import read_json
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.rows import Rows
+from mpitp.layers.shards import ranks_along
+from mpitp.layers.site import DATA_AXES, Site
+from mpitp.models.batch import Batch
+from mpitp.models.encoder_config import CLASSIFICATION, MASKED, EncoderConfig
+from mpitp.models.encoders import encoder_config_from_hf, new_encoder
+from mpitp.models.layered import LayeredModel
+from mpitp.models.vision import new_vision
+from mpitp.models.vision_config import VisionConfig
+from mpitp.train.deal import Deal
+from mpitp.train.setup import RunData, check_texts, dropouts_of, num_microbatches, open_data, run_notices
+from mpitp.train.step import TrainStep
+from mpitp.train.task import Judgement, Source, Task
+
+
+def head_notices(config: RunConfig, model: EncoderConfig) -> list[str]:
+    """What is said of the model, and of a head that begins anew."""
+    lines, directory = list(model.notices), config.model.from_
+    if directory is not None:
+        stored = load_encoder_config(directory)
+        if (stored.head, stored.labels) != (model.head, model.labels):
+            lines.append(f"{directory} has no such head: what it lacks of one begins from train.seed")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSource:
+    """A model from `directory`, under the head that `config` names, or fresh from `seed` where that is None."""
+
+    config: EncoderConfig | VisionConfig
+    directory: Path | None
+    seed: int
+
+    def make(self, site: Site) -> LayeredModel:
+        """The model on `site`."""
+        if isinstance(self.config, VisionConfig):
+            if self.directory is None:
+                return new_vision(self.config, site, seed=self.seed)
+            return load_vision_under_head(self.directory, site, self.config, self.seed)
+        if self.directory is None:
+            return new_encoder(self.config, site, seed=self.seed)
+        return load_under_head(self.directory, site, self.config, self.seed)[0]
+
+
+class EncoderTask(Task):
+    """What both have in common; `model_config` is set by each."""
+
+    model_config: EncoderConfig | VisionConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        _refuse_other_axes(config)
+
+    @property
+    def source(self) -> Source:
+        directory = None if self.config.model.from_ is None else Path(self.config.model.from_)
+        return EncoderSource(self.model_config, directory, self.config.train.seed)
+
+    def step_batches(self, step: int, deal: Deal) -> list[Batch]:
+        size, micro = self.config.global_batch_size, self.config.train.micro_batch_size
+        drops = any(dataclasses.astuple(self.model_config.dropouts)) or self.model_config.head_dropout
+        state = DropoutState(self.config.train.seed, step) if drops else None
+        batches = []
+        for number in deal.of(num_microbatches(self.config)):
+            places = range(number * micro, min((number + 1) * micro, size))
+            batches.append(self.batch([(step - 1) * size + place for place in places], places, state))
+        return batches
+
+    @abstractmethod
+    def batch(self, samples: Sequence[int], places: Sequence[int], dropout: DropoutState | None) -> Batch:
+        """The samples with these numbers; `places`: theirs in the step's global batch."""
+
+    def judge(self, step: TrainStep, batches: Iterable[Batch]) -> Judgement:
+        return judge(step.model, batches)
+
+
+class ClassificationTask(EncoderTask):
+    """A class for each labelled text."""
+
+    model_config: EncoderConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        data = config.data
+        self.texts = read_labelled(data.train)
+        self.valid = None if data.valid is None else read_labelled(data.valid)
+        self.tokenizer = _tokenizer_of(config)
+        base = base_config(config, self.tokenizer)
+        classes = _classes(base, self.texts)
+        self.model_config = with_dropouts(config, base.with_head(CLASSIFICATION, classes))
+        check_positions(config, self.model_config)
+        self.targets = self.texts.targets(classes)
+        self.valid_targets = [] if self.valid is None else self.valid.targets(classes)
+        self.has_valid, self.files, self.sha256 = self.valid is not None, self.tokenizer.files, self.texts.sha256
+
+    @cached_property
+    def encoded(self) -> list[list[int]]:
+        """Token ids of the texts to learn from."""
+        return encode(self.tokenizer, self.texts, self.config.data.seq_len)
+
+    def notices(self) -> Sequence[str]:
+        count, seq_len = len(self.texts.texts), self.config.data.seq_len
+        cut = sum(len(ids) >= seq_len for ids in self.encoded)
+        notes = [f"{cut} of {count} texts have data.seq_len={seq_len} tokens or more; what is behind is cut off"]
+        return [*head_notices(self.config, self.model_config), *(notes if cut else [])]
+
+    def check(self, world: Group) -> None:
+        """The file has been read whole."""
+
+    def batch(self, samples: Sequence[int], places: Sequence[int], dropout: DropoutState | None) -> Batch:
+        lines = windows_of(samples, len(self.targets), self.config.train.seed)
+        texts, targets = [self.encoded[i] for i in lines], [self.targets[i] for i in lines]
+        return texts_batch(texts, targets, dropout, places)
+
+    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+        assert self.valid is not None, "asked for where there is one"
+        micro, texts = self.config.train.micro_batch_size, encode(self.tokenizer, self.valid, self.config.data.seq_len)
+        for number in deal.of(-(-len(texts) // micro)):
+            chosen = slice(number * micro, (number + 1) * micro)
+            yield texts_batch(texts[chosen], self.valid_targets[chosen])
+
+
+class MaskedTask(EncoderTask):
+    """The hidden tokens of prepared text."""
+
+    model_config: EncoderConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.data: RunData = open_data(config)
+        tokenizer = self.data.tokenizer
+        if tokenizer.mask_id is None:
+            raise ConfigError(
+                f"the tokenizer of {config.data.train} has no mask token (special_tokens_map.json: mask_token), which "
+                'task.kind = "masked" puts in the place of what is hidden'
+            )
+        self.model_config = with_dropouts(config, base_config(config, tokenizer).with_head(MASKED))
+        check_positions(config, self.model_config)
+        special = tuple(sorted(tokenizer.special_tokens))
+        rate, seed, vocab = config.task.mask_rate, config.train.seed, self.data.vocab_size
+        self.masking = Masking(rate, tokenizer.mask_id, vocab, special, seed)
+        self.has_valid, self.files = self.data.valid is not None, tokenizer.files
+        self.sha256 = self.data.train.tokens.manifest.sha256
+
+    def notices(self) -> Sequence[str]:
+        return [*head_notices(self.config, self.model_config), *run_notices(self.config, self.data)]
+
+    def check(self, world: Group) -> None:
+        check_texts(world, self.data)
+
+    def batch(self, samples: Sequence[int], places: Sequence[int], dropout: DropoutState | None) -> Batch:
+        tokens, _ = self.data.train.batch(samples)
+        return Batch.of_rows(*self.masking.apply(tokens, samples), dropout, samples=places)
+
+    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+        sampler, micro = self.data.valid, self.config.train.micro_batch_size
+        assert sampler is not None, "asked for where there is one"
+        masking = dataclasses.replace(self.masking, name="valid")
+        wanted = min(self.config.data.valid_sequences or sampler.num_windows, sampler.num_windows)
+        for number in deal.of(-(-wanted // micro)):
+            samples = range(number * micro, min((number + 1) * micro, wanted))
+            yield Batch.of_rows(*masking.apply(sampler.batch(samples)[0], samples))
+
+
+def judge(model: LayeredModel, batches: Iterable[Batch]) -> Judgement:
+    """Mean loss and part of right choices over all ranks' batches. A collective over the axes of data."""
+    loss, right, count = 0.0, 0, 0
+    for batch in batches:
+        logits, _ = model.forward(batch)
+        loss += model.loss_of(logits, batch)[0]
+        assert batch.targets is not None, "held-out batches have targets"
+        counted = np.flatnonzero(batch.targets >= 0)
+        whole = to_host(model.gather_logits(logits[from_host(counted, model.device.xp)]))
+        right += int((whole.argmax(axis=1) == batch.targets[counted]).sum())
+        count += len(counted)
+    totals = ranks_along(model.site.mesh, DATA_AXES).all_reduce(np.array([loss, right, count], np.float64))
+    if not totals[2]:
+        raise ConfigError("an evaluation without a single target; hold out more data")
+    return Judgement(float(totals[0] / totals[2]), float(totals[1] / totals[2]))
+
+
+def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """The encoder that the run file names, whatever head is on it."""
+    section = config.model
+    if section.from_ is not None:
+        base = load_encoder_config(section.from_)
+    elif section.config is not None:
+        path = Path(section.config)
+        base = encoder_config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
+    else:
+        try:
+            base = encoder_config_from_hf({"vocab_size": tokenizer.vocab_size, **section.fields}, own=section.fields)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
+    if tokenizer.vocab_size > base.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has a vocabulary of {tokenizer.vocab_size}, the model of {base.vocab_size}; "
+            "use the model's own"
+        )
+    return base
+
+
+def with_dropouts(config: RunConfig, model: EncoderConfig) -> EncoderConfig:
+    """The model with the run file's dropout rates in place of its own."""
+    return dataclasses.replace(model, dropouts=dropouts_of(model.dropouts, config.model.dropout))
+
+
+def check_positions(config: RunConfig, model: EncoderConfig) -> None:
+    """Refuse texts longer than the model's positions."""
+    if config.data.seq_len > model.max_positions:
+        raise ConfigError(
+            f"data.seq_len={config.data.seq_len} exceeds the model's {model.max_positions} positions; lower it"
+        )
+
+
+def texts_batch(
+    texts: Sequence[Sequence[int]],
+    targets: Sequence[int],
+    dropout: DropoutState | None = None,
+    places: Sequence[int] = (),
+) -> Batch:
+    """Texts of unequal length with a target each."""
+    rows = Rows.of([len(text) for text in texts], samples=places)
+    tokens = np.concatenate([np.asarray(text, np.int64) for text in texts])
+    return Batch(tokens, rows, np.asarray(targets, np.int64), dropout)
+
+
+def encode(tokenizer: Tokenizer, texts: LabelledTexts, most: int) -> list[list[int]]:
+    """Token ids of the texts, cut to `most`."""
+    return [tokenizer.shortened(ids, most) for ids in tokenizer.encode_all(texts.texts)]
+
+
+def _classes(base: EncoderConfig, texts: LabelledTexts) -> tuple[str, ...]:
+    """The model's own classes where it is a classifier with names for them; else the labels of the training file."""
+    if base.head == CLASSIFICATION and not all(name.startswith("LABEL_") for name in base.labels):
+        return base.labels
+    classes = texts.classes()
+    if len(classes) < 2:
+        raise ConfigError(f"{texts.path} has the one label {classes[0]!r:.60}: there is nothing to choose from")
+    return classes
+
+
+def _tokenizer_of(config: RunConfig) -> Tokenizer:
+    if config.model.from_ is not None:
+        return load_tokenizer(config.model.from_)
+    if config.data.tokenizer is None:
+        raise ConfigError(
+            "labelled texts need a tokenizer: start from a model's directory (model.from), or set data.tokenizer = "
+            '"DIR" or "bytes"'
+        )
+    return tokenizer_from(config.data.tokenizer)
+
+
+def _refuse_other_axes(config: RunConfig) -> None:
+    """Encoders are cut over tp and dp."""
+    for key, is_set in (
+        ("mesh.pp", config.mesh.pp > 1),
+        ("mesh.cp", config.mesh.cp > 1),
+        ("mesh.sequence_parallel", config.mesh.sequence_parallel),
+        ("optim.zero = 3", config.optim.zero == 3),
+    ):
+        if is_set:
+            raise ConfigError(f"{key} is not supported with task.kind = {config.task.kind!r}; use mesh.tp and mesh.dp")
+
+
+TASKS: dict[str, type[EncoderTask]] = {"classification": ClassificationTask, "masked": MaskedTask}

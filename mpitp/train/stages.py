@@ -1,0 +1,83 @@
+"""Whether a run's model and microbatches are enough for the stages of its pipeline, and what runs them."""
+
+from __future__ import annotations
+
+from mpitp.comm.mesh import Mesh
+from mpitp.config import RunConfig
+from mpitp.errors import ConfigError
+from mpitp.layers.site import make_site
+from mpitp.models.config import DecoderConfig
+from mpitp.models.layered import LayeredModel
+from mpitp.models.model import CausalLM
+from mpitp.models.runner import PlainRunner, Progress, Runner
+from mpitp.pipeline.runner import PipelineRunner
+from mpitp.train.setup import num_microbatches, run_source
+
+
+def make_runner(config: RunConfig, model: LayeredModel, progress: Progress) -> Runner:
+    """How the run's microbatches go through the model; `progress` is told how far they are."""
+    if config.mesh.pp > 1:
+        assert isinstance(model, CausalLM), "no other kind is cut into stages"
+        return PipelineRunner(model, config.mesh.schedule, progress)
+    return PlainRunner(model, progress)
+
+
+def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> None:
+    """Raise ConfigError where the model or the microbatches of a step aren't enough for the stages."""
+    if config.mesh.pp == 1:
+        return
+    if config.optim.zero == 3 and config.mesh.schedule == "zb":
+        raise ConfigError(
+            "optim.zero = 3 beside mesh.schedule = zb: weight gradients that are put off are made when whole weights "
+            "are gone; use optim.zero = 2, whose weights stay, or another schedule (1f1b, gpipe, interleaved)"
+        )
+    run_source(config, decoder).check(make_site(mesh))
+    count, replicas, stages = num_microbatches(config), config.mesh.dp, config.mesh.pp
+    if config.mesh.schedule == "interleaved" and count % (replicas * stages):
+        raise ConfigError(_not_in_rounds(config, count))
+    if count // replicas < stages:
+        raise ConfigError(_too_few(config, count))
+    if config.optim.zero == 3 and count % replicas:
+        raise ConfigError(_not_alike(config, count))
+
+
+def _too_few(config: RunConfig, count: int) -> str:
+    """Why a step has too few microbatches, and what is nearest that has enough."""
+    replicas, stages, size = config.mesh.dp, config.mesh.pp, config.global_batch_size
+    smaller = [n for n in range(config.train.micro_batch_size, 0, -1) if -(-size // n) // replicas >= stages]
+    cures = [f"train.micro_batch_size = {smaller[0]}"] if smaller else []
+    cures.append(f"train.global_batch_size = {stages * replicas * config.train.micro_batch_size}")
+    cures += [f"mesh.pp = {count // replicas}"] if count // replicas else []
+    return (
+        f"{_microbatches(config, count)}, but mesh.pp = {stages} stages need at least {stages}"
+        f"{' for each replica' if replicas > 1 else ''}, or some would never be busy with the others; "
+        f"{' or '.join(cures)} would do"
+    )
+
+
+def _not_alike(config: RunConfig, count: int) -> str:
+    """Replicas of a stage gather its weights for every microbatch, so that each must have as many."""
+    replicas, size = config.mesh.dp, config.train.micro_batch_size
+    near = [n * replicas * size for n in (count // replicas, count // replicas + 1) if n]
+    sizes = " or ".join(map(str, near))
+    return (
+        f"{_microbatches(config, count)}, but optim.zero = 3 beside mesh.pp = {config.mesh.pp} needs as many on each "
+        f"of mesh.dp = {replicas} replicas; train.global_batch_size = {sizes}, or optim.zero = 2 would do"
+    )
+
+
+def _not_in_rounds(config: RunConfig, count: int) -> str:
+    rounds = config.mesh.dp * config.mesh.pp
+    near = [n * rounds for n in (count // rounds, count // rounds + 1) if n]
+    sizes = " or ".join(str(n * config.train.micro_batch_size) for n in near)
+    each = f"mesh.pp = {config.mesh.pp}" + (f" x mesh.dp = {config.mesh.dp}" if config.mesh.dp > 1 else "")
+    return (
+        f"{_microbatches(config, count)}, but schedule interleaved takes them in rounds of {each}: {count} = "
+        f'{count // rounds} x {rounds} + {count % rounds}; train.global_batch_size = {sizes}, or mesh.schedule = "1f1b"'
+    )
+
+
+def _microbatches(config: RunConfig, count: int) -> str:
+    what = "microbatch" if count == 1 else "microbatches"
+    size, micro = config.global_batch_size, config.train.micro_batch_size
+    return f"train.global_batch_size={size} in microbatches of {micro} is {count} {what} a step"

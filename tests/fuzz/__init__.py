@@ -1,0 +1,1 @@
+"""Hostile and damaged inputs for every reader: see scripts/fuzz."""

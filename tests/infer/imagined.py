@@ -1,0 +1,80 @@
+"""An executor without a model: its cache holds, at each place, the whole beginning of the text that was written there.
+
+So it finds out at once when a text is given places that hold something else, whatever was shared, copied or preempted
+before. The next token follows from the beginning alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitp.comm import SerialGroup
+from mpitp.infer.blocks import BLOCK
+from mpitp.infer.orders import OrderChannel, Reason, WorkOrder, decoded, encoded
+from mpitp.infer.requests import Listener
+from mpitp.infer.sampling import Likelihoods
+
+VOCAB = 50
+Beginning = tuple[int, ...]
+
+
+def next_token(text: Beginning) -> int:
+    """Any function of the whole text."""
+    return hash(text) % VOCAB
+
+
+def written(prompt: Beginning, room: int, end: int | None = None) -> list[int]:
+    """The text that must come of a prompt."""
+    text = list(prompt)
+    while len(text) < len(prompt) + room and (end is None or next_token(tuple(text)) != end):
+        text.append(next_token(tuple(text)))
+    return text[len(prompt) :]
+
+
+class ImaginedExecutor:
+    """In the place of an `Executor`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.channel = OrderChannel(SerialGroup(), num_blocks * BLOCK)
+        self.places: list[Beginning] = [()] * (num_blocks * BLOCK)
+        self.most_rows = 0
+
+    def execute(self, order: WorkOrder) -> Any:
+        assert decoded(encoded(order), len(self.places)) == order
+        self.most_rows = max(self.most_rows, sum(len(run.tokens) for run in order.runs))
+        for source, target, count in order.copies:
+            self.places[target : target + count] = self.places[source : source + count]
+        logits = []
+        for run in order.runs:
+            places = [place for start, stop in run.table for place in range(start, stop)]
+            text = self.places[places[run.first - 1]] if run.first else ()
+            assert [self.places[p] for p in places[: run.first]] == [text[: i + 1] for i in range(run.first)]
+            for position, token in enumerate(run.tokens, run.first):
+                text = (*text, token)
+                self.places[places[position]] = text
+            if run.wanted:
+                logits.append(np.eye(VOCAB)[next_token(text)])
+        return np.array(logits).reshape(-1, VOCAB)
+
+
+class Notes(Listener):
+    """Keeps what it is told."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[Likelihoods | None] = []
+        self.reason: Reason | None = None
+        self.stop = stop
+
+    def token(self, token: int, scores: Likelihoods | None) -> bool:
+        assert self.reason is None
+        self.tokens.append(token)
+        self.scores.append(scores)
+        return token != self.stop
+
+    def end(self, reason: Reason) -> None:
+        assert self.reason is None
+        self.reason = reason

@@ -1,0 +1,49 @@
+"""One golden encoder computed by mpitp on any group, without padding, as differences from the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mpitp.checkpoint.encoder import load_encoder
+from mpitp.comm import Group
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import make_site
+from mpitp.models import Batch
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.train.step import TrainStep
+from tests.parity.global_tensors import global_tensors
+from tests.parity.golden_case import CLIP_NORM, LR, Differences, Golden, difference, named
+
+ENCODERS = Path(__file__).parent / "golden_encoders"
+ENCODER_CASES = sorted(path.name for path in ENCODERS.iterdir() if path.is_dir())
+
+
+def encoder_arrays(case: str) -> Golden:
+    """What the reference computed."""
+    with np.load(ENCODERS / case / "golden.npz") as arrays:
+        return dict(arrays)
+
+
+def batch_of(golden: Golden) -> Batch:
+    """The texts, one after the other."""
+    rows = Rows.of([int(length) for length in golden["lengths"]])
+    return Batch(golden["input_ids"], rows, golden["targets"], types=golden.get("token_type_ids"))
+
+
+def compare_encoder(group: Group, case: str, dtype: str = "float64", num_blocks: int = 0) -> Differences:
+    """Logits, loss, every gradient and ten training losses. Every rank gets the same answer."""
+    golden = encoder_arrays(case)
+    model = load_encoder(ENCODERS / case, make_site(group, dtype=dtype, invariant_blocks=num_blocks))
+    batch = batch_of(golden)
+    logits, _ = model.forward(batch)
+    differences = {"logits": difference(model.gather_logits(logits), golden["logits"])}
+    loss, ctx = model.loss_forward(batch)
+    model.loss_backward(ctx, 1 / batch.num_targets)
+    differences["loss"] = difference(loss / batch.num_targets, golden["loss"])
+    grads = global_tensors(model, group, "grad", named(golden, "grad/"))
+    differences |= {f"grad/{name}": difference(grad, golden[f"grad/{name}"]) for name, grad in grads.items()}
+    step = TrainStep(model, AdamW(model.named_params(), AdamWSettings((0.9, 0.95), 1e-8, 0.1)), CLIP_NORM)
+    losses = [step([batch], LR).loss for _ in golden["training_losses"]]
+    return differences | {"training_losses": difference(losses, golden["training_losses"])}
