@@ -27,6 +27,7 @@ PATHS_NOTE = (
 MOST_WHOLE = 2**63 - 1  # as TOML has it
 MOST_NUMBER = sys.float_info.max
 MOST_BATCH = 1 << 24
+Table = tuple[tuple[float, ...], ...]  # rows of numbers
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -376,7 +377,7 @@ def run_config_from(tables: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(f"{name} must be a section, written [{name}], but is {_show(table)}")
     if tables.get("task", {}).get("kind") == "image" and "data" in tables:  # images have as many tokens as patches
         tables = {**tables, "data": {"seq_len": 1, **tables["data"]}}
-    sections = {name: _make_section(cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
+    sections = {name: make_section(cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
     return RunConfig(**sections)  # type: ignore[arg-type]
 
 
@@ -396,7 +397,8 @@ def key_table() -> str:
     return "\n".join(lines)
 
 
-def _make_section(cls: type[Section], table: Mapping[str, Any]) -> Section:
+def make_section(cls: type[Section], table: Mapping[str, Any]) -> Section:
+    """A checked section from its table, as TOML gives it. Raises ConfigError for unknown, missing and wrong keys."""
     known = {_key_name(field): field for field in _own_fields(cls)}
     values = dict(table)
     arguments: dict[str, Any] = {}
@@ -416,7 +418,7 @@ def _model_extras(values: dict[str, Any], known: Mapping[str, Any]) -> dict[str,
     """Take the dropout table and, when `model_type` is given, the model's own fields out of `values`."""
     extras: dict[str, Any] = {}
     if isinstance(values.get("dropout"), Mapping):
-        extras["dropout"] = _make_section(DropoutSection, values.pop("dropout"))
+        extras["dropout"] = make_section(DropoutSection, values.pop("dropout"))
     elif "dropout" in values:
         raise ConfigError(f"model.dropout must be a table such as {{ resid = 0.1 }}, but is {_show(values['dropout'])}")
     if "model_type" in values:
@@ -450,10 +452,12 @@ def _convert(value: Any, kind: Any) -> Any:
     if kind == tuple[int, ...]:
         counts = [_convert(x, int) for x in value] if isinstance(value, list | tuple) else [None]
         return None if None in counts else tuple(counts)
+    if kind == Table:
+        rows = [_floats(row) for row in value] if isinstance(value, list | tuple) else [None]
+        return None if None in rows else tuple(rows)
     if typing.get_origin(kind) is tuple:
-        length = len(typing.get_args(kind))
-        numbers = [_convert(x, float) for x in value] if isinstance(value, list | tuple) else []
-        return tuple(numbers) if len(numbers) == length and None not in numbers else None
+        numbers = _floats(value)
+        return numbers if numbers is not None and len(numbers) == len(typing.get_args(kind)) else None
     if isinstance(value, bool) and kind is not bool:
         return None
     if kind is float:
@@ -463,11 +467,18 @@ def _convert(value: Any, kind: Any) -> Any:
     return value if isinstance(value, kind) else None
 
 
+def _floats(value: Any) -> tuple[float, ...] | None:
+    numbers = [_convert(x, float) for x in value] if isinstance(value, list | tuple) else [None]
+    return None if None in numbers else tuple(numbers)
+
+
 def _type_words(kind: Any) -> str:
     if kind == tuple[str, ...]:
         return "a list of words"
     if kind == tuple[int, ...]:
         return "a list of whole numbers"
+    if kind == Table:
+        return "a list of rows of numbers"
     if typing.get_origin(kind) is tuple:
         return f"a list of {len(typing.get_args(kind))} numbers"
     words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}

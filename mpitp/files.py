@@ -269,6 +269,24 @@ def publish(staging: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)  # the new one is published: what stays of the old takes room, no more
 
 
+def replace_file(target: Path, content: str) -> None:
+    """Write a text under a name of its own and put it in the place of `target`, or of what that links to, by rename.
+
+    Who may read it stays as it was.
+    """
+    place = _behind_links(target)
+    staging = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        write_file(staging, content)
+        if place.exists():
+            shutil.copymode(place, staging)
+        staging.rename(place)
+    except OSError as error:
+        raise os_failure("write", target, error) from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
 def discard(staging: Path) -> None:
     """Remove a staging directory that won't be published, as far as that is possible.
 
