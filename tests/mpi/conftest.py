@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mpitp.comm.abort import WAIT_FOR_RANK_0_SECONDS
+from mpitp.comm.abort import MESSAGE_TAKES_SECONDS, WAIT_FOR_RANK_0_SECONDS
 from mpitp.comm.group import Group
 from mpitp.comm.start_world import world_group
 
@@ -77,5 +77,6 @@ def _end_job(config: pytest.Config, headline: str, details: str) -> None:
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         size = mpi.COMM_WORLD.Get_size()
         print(f"\n{details}\n\nrank {rank} of {size}: {headline}; ending the job", file=sys.stderr, flush=True)
+        time.sleep(MESSAGE_TAKES_SECONDS)  # a launcher forgets what it hasn't read when the job is aborted
         mpi.COMM_WORLD.Abort(1)
         os._exit(1)  # MPICH returns from Abort
