@@ -227,7 +227,7 @@ class TrainSection(Section):
     steps: int = key("optimizer steps", rule=AT_LEAST_1)
     run_dir: str = key("where metrics.jsonl and model/ are written", rule=NOT_EMPTY, is_path=True)
     micro_batch_size: int = key("sequences in one forward pass", 1, AT_LEAST_1)
-    global_batch_size: int = key("sequences a step (0: micro_batch_size * mesh.dp)", 0, AT_LEAST_0)
+    global_batch_size: int = key("sequences a step (0: micro_batch_size * mesh.dp * mesh.pp)", 0, AT_LEAST_0)
     seed: int = key("decides initial weights, data order and dropout, in every layout alike", 1, SEED)
     device: str = key("where arrays live", "cpu", one_of("cpu", "gpu"))
     eval_every: int = key("steps between held-out losses (0: at the end only)", 0, AT_LEAST_0)
@@ -354,7 +354,7 @@ class RunConfig:
     @property
     def global_batch_size(self) -> int:
         """Sequences a step; never 0."""
-        return self.train.global_batch_size or self.train.micro_batch_size * self.mesh.dp
+        return self.train.global_batch_size or self.train.micro_batch_size * self.mesh.dp * self.mesh.pp
 
 
 SECTIONS: dict[str, type[Section]] = {

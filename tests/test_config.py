@@ -38,6 +38,11 @@ def test_a_minimal_file_gets_defaults(load):
     assert run.optim.betas == (0.9, 0.95)
 
 
+def test_a_step_left_out_gives_every_stage_of_every_replica_a_microbatch(load):
+    run = load(MINIMAL + "micro_batch_size = 3\n[mesh]\ndp = 2\npp = 4\n")
+    assert run.global_batch_size == 24
+
+
 def test_a_full_file_is_read(load):
     run = load(
         MINIMAL + 'device = "gpu"\nmicro_batch_size = 4\nglobal_batch_size = 16\neval_every = 5\n'

@@ -69,9 +69,9 @@ class RankMemory:
         return asdict(self) | {"total": self.total}
 
 
-def memory_of(model: CausalLM, plan: StepPlan) -> RankMemory:
-    """Of the rank whose site a (possibly abstract) model lies on."""
-    mesh, params = model.site.mesh, [param for _, param in model.named_params()]
+def memory_of(model: CausalLM, plan: StepPlan, mesh: Mesh) -> RankMemory:
+    """Of the rank at `mesh`'s place; `model` (possibly abstract) may be that of any of its replicas."""
+    params = [param for _, param in model.named_params()]
     whole, own = _bytes(params, None), _bytes(params, mesh)
     weights, grads, states = (own if plan.zero >= level else whole for level in (3, 2, 1))
     masters = states.wide if is_half(model.dtype) else 0
@@ -88,6 +88,12 @@ def memory_of(model: CausalLM, plan: StepPlan) -> RankMemory:
         _buffers(model, plan, whole, own),
         in_flight,
     )
+
+
+def share_of_rows(model: CausalLM, mesh: Mesh) -> frozenset[tuple[tuple[str, ...], int, int]]:
+    """Of parameters dealt by rows over the axes of data: the axes, rows, and how many of these are this rank's."""
+    found = {(data_axes(param.placement), len(param.data)) for _, param in model.named_params()}
+    return frozenset((axes, rows, len(_own_rows(axes, rows, mesh))) for axes, rows in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,13 @@ def _bytes(params: Iterable[Param], mesh: Mesh | None) -> _Bytes:
 
 
 def _own_elements(param: Param, mesh: Mesh) -> int:
-    group, rows = mesh.along(*data_axes(param.placement)), len(param.data)
-    return len(piece_of(rows, group.rank, group.size)) * (param.data.size // max(rows, 1))
+    rows = len(param.data)
+    return len(_own_rows(data_axes(param.placement), rows, mesh)) * (param.data.size // max(rows, 1))
+
+
+def _own_rows(axes: tuple[str, ...], rows: int, mesh: Mesh) -> range:
+    group = mesh.along(*axes)
+    return piece_of(rows, group.rank, group.size)
 
 
 def _activations(model: CausalLM, plan: StepPlan, sizes: Sizes) -> tuple[int, int]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mpitp.comm.mesh import Mesh
     from mpitp.config import RunConfig
     from mpitp.models.config import DecoderConfig
-    from mpitp.plan.memory import RankMemory
+    from mpitp.models.model import CausalLM
+    from mpitp.plan.memory import RankMemory, StepPlan
 
 HELP = "how much memory each rank needs"
 
@@ -65,9 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
-    """The memory of every rank of the run. Raises ConfigError for a run that can't be laid on so many."""
+    """The memory of every rank of the run, counted once for all replicas that keep as many rows of every parameter.
+    Raises ConfigError for a run that can't be laid on so many.
+    """
     from mpitp.comm.mesh import abstract_mesh
     from mpitp.errors import ConfigError
+    from mpitp.plan.memory import memory_of, share_of_rows
     from mpitp.train.setup import mesh_sizes, model_config, open_data
     from mpitp.train.stages import check_pipeline
 
@@ -79,37 +83,40 @@ def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
     data = open_data(config) if Path(config.data.train).exists() else None
     decoder = model_config(config, data)
     check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks))
+    models: dict[Hashable, CausalLM] = {}
     found: dict[Hashable, RankMemory] = {}
     memories = []
     for rank in range(ranks):
         mesh = abstract_mesh(mesh_sizes(config), rank, ranks)
-        kind = _kind(config, mesh)
+        place = tuple(number for axis, number in mesh.coordinates.items() if axis not in ("dp", "ep"))
+        if place not in models:
+            models[place] = _model(config, decoder, mesh)
+        actions = _own_actions(config, mesh)
+        kind = place, len(actions), share_of_rows(models[place], mesh) if config.optim.zero else ()
         if kind not in found:
-            found[kind] = _rank_memory(config, decoder, mesh)
+            found[kind] = memory_of(models[place], _step_plan(config, actions), mesh)
         coordinates = {axis: mesh.coordinates[axis] for axis in found[kind].coordinates}
         memories.append(replace(found[kind], coordinates=coordinates))
     return memories
 
 
-def _kind(config: RunConfig, mesh: Mesh) -> Hashable:
-    """What a rank's memory hangs on: without ZeRO, replicas with as many actions hold the same."""
-    place = {axis: rank for axis, rank in mesh.coordinates.items() if config.optim.zero or axis not in ("dp", "ep")}
-    return tuple(place.items()), len(_own_actions(config, mesh))
-
-
-def _rank_memory(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> RankMemory:
+def _model(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> CausalLM:
+    """What a rank holds a part of; replicas are alike."""
     from mpitp.backend.device import AbstractDevice
-    from mpitp.layers.rows import Rows
     from mpitp.models.registry import abstract_model, recompute_blocks
-    from mpitp.plan.memory import StepPlan, memory_of
     from mpitp.train.setup import run_source, site_on
 
     source = run_source(config, decoder)
     model = abstract_model(decoder, site_on(config, decoder, mesh, AbstractDevice()), source.cutting)
-    recompute_blocks(model, source.recompute)
+    return recompute_blocks(model, source.recompute)
+
+
+def _step_plan(config: RunConfig, actions: Sequence) -> StepPlan:
+    from mpitp.layers.rows import Rows
+    from mpitp.plan.memory import StepPlan
+
     rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
-    bucket = int(config.optim.bucket_mib * (1 << 20))
-    return memory_of(model, StepPlan(rows, config.optim.zero, bucket, _own_actions(config, mesh)))
+    return StepPlan(rows, config.optim.zero, int(config.optim.bucket_mib * (1 << 20)), actions)
 
 
 def _own_actions(config: RunConfig, mesh: Mesh) -> Sequence:

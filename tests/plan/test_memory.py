@@ -17,6 +17,7 @@ from mpitp.comm import Group, run_threads
 from mpitp.config import RunConfig, run_config_from
 from mpitp.errors import ConfigError
 from mpitp.layers.layer import Layer
+from mpitp.models import registry
 from mpitp.models.model import CausalLM
 from mpitp.pipeline import runner as pipeline
 from mpitp.plan.kept import Sizes, kept_of
@@ -182,6 +183,20 @@ def test_thousands_of_ranks_without_text_or_memory(tmp_path: Path, capsys: pytes
     )
     assert main(["plan", "memory", str(path), "--ranks", "64"]) == 0
     assert "the largest rank" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_replicas_share_one_count(zero: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is made once for each place beside the replicas, however many these are; parts add up to the whole."""
+    made = []
+    make = registry.abstract_model
+    monkeypatch.setattr(registry, "abstract_model", lambda *args: made.append(args) or make(*args))
+    changes = {"mesh.dp": 700, "mesh.tp": 3, "optim.zero": zero}
+    ranks = run_memory(config_of(data, tmp_path / "run", "llama", changes), 2100)
+    assert len(made) <= 3 and len(ranks) == 2100
+    plain = run_memory(config_of(data, tmp_path / "run", "llama", {"mesh.dp": 1, "mesh.tp": 3}), 3)
+    assert sum(rank.optimizer for rank in ranks) == sum(rank.optimizer for rank in plain)
+    assert [rank.coordinates for rank in ranks[3:5]] == [{"dp": 1, "tp": 0}, {"dp": 1, "tp": 1}]
 
 
 def test_what_cannot_be_told(data: Path, tmp_path: Path) -> None:
