@@ -468,8 +468,10 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _floats(value: Any) -> tuple[float, ...] | None:
-    numbers = [_convert(x, float) for x in value] if isinstance(value, list | tuple) else [None]
-    return None if None in numbers else tuple(numbers)
+    if not isinstance(value, list | tuple):
+        return None
+    numbers = [number for x in value if (number := _convert(x, float)) is not None]
+    return tuple(numbers) if len(numbers) == len(value) else None
 
 
 def _type_words(kind: Any) -> str:
