@@ -112,16 +112,6 @@ def _loaded(model: CausalLM, directory: Path) -> CausalLM:
     return model
 
 
-def load_blocks(directory: str | Path, site: Site, blocks: range, *, config: DecoderConfig | None = None) -> CausalLM:
-    """A model of the directory's blocks `blocks` alone, with its embedding, final norm and head.
-
-    The tensors of the other blocks are left alone. `config` is the whole model's.
-    """
-    whole = config or load_config(directory)
-    model = build_model(whole.of_blocks(blocks), site)
-    return _with_blocks(model, Path(directory), blocks, whole)
-
-
 def _with_blocks(model: CausalLM, directory: Path, blocks: range, whole: DecoderConfig) -> CausalLM:
     """The model, made of as many blocks, with the weights of these blocks of the directory's whole one."""
     pieces = tensor_names(whole)

@@ -45,11 +45,6 @@ class RunningText:
     blocks: int
     own_blocks: int
 
-    @property
-    def is_prompt(self) -> bool:
-        """Whether more than the newest token is to be computed."""
-        return self.known - self.computed > 1
-
 
 @dataclass(frozen=True, slots=True)
 class WaitingText:

@@ -24,7 +24,7 @@ from mpitp.checkpoint import (
     save_model,
 )
 from mpitp.checkpoint.hf import expected_tensors, plan_shards
-from mpitp.checkpoint.load import load_blocks
+from mpitp.checkpoint.load import ModelSource
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.threads import run_threads
 from mpitp.errors import ConfigError, FileError, UsageError
@@ -220,7 +220,7 @@ def test_a_tied_model_that_is_stored_as_its_head_alone(tmp_path):
             assert found.keys() == expected.keys()
             for tensor, values in expected.items():
                 np.testing.assert_array_equal(found[tensor], values, err_msg=tensor)
-        load_blocks(directory, make_site(SerialGroup()), range(1))
+        ModelSource(load_config(directory), directory, blocks=range(1)).make(make_site(SerialGroup()))
 
 
 def test_an_untied_model_still_needs_both(model_dir):
