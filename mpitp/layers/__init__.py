@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from mpitp.layers.attention import AttentionDropout, SelfAttention
     from mpitp.layers.block import TransformerBlock
     from mpitp.layers.build import AttentionSizes, Builder
+    from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
     from mpitp.layers.dropout import Dropout
     from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+    from mpitp.layers.halo import Halo
     from mpitp.layers.init import init_params
     from mpitp.layers.layer import Layer, Send, TypedLayer, typed_layers, walk
     from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -50,8 +52,10 @@ _HOMES = {
     "attention": ("AttentionDropout", "SelfAttention"),
     "block": ("TransformerBlock",),
     "build": ("AttentionSizes", "Builder"),
+    "convolution": ("ColumnParallelConvolution", "RowParallelConvolution", "RowsConvolution"),
     "dropout": ("Dropout",),
     "embedding": ("PositionEmbedding", "VocabParallelEmbedding"),
+    "halo": ("Halo",),
     "init": ("init_params",),
     "layer": ("Layer", "Send", "TypedLayer", "typed_layers", "walk"),
     "linear": ("ColumnParallelLinear", "RowParallelLinear"),
@@ -78,6 +82,7 @@ __all__ = [
     "AttentionDropout",
     "AttentionSizes",
     "Builder",
+    "ColumnParallelConvolution",
     "ColumnParallelLinear",
     "CopyToTP",
     "Cut",
@@ -88,6 +93,7 @@ __all__ = [
     "ExitPair",
     "GatherFromSP",
     "Gelu",
+    "Halo",
     "Join",
     "Layer",
     "LayerNorm",
@@ -103,8 +109,10 @@ __all__ = [
     "ReduceFromTP",
     "ReduceScatterToSP",
     "Rotary",
+    "RowParallelConvolution",
     "RowParallelLinear",
     "Rows",
+    "RowsConvolution",
     "SandwichBlock",
     "Segment",
     "SelfAttention",

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
 from mpitp.layers.attention import AttentionDropout, AttentionHeads, KvReplicas, Scores, SelfAttention
+from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
 from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwise_product
+from mpitp.layers.halo import Halo
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.keys import OWN_KEYS, Keys
@@ -39,6 +41,7 @@ from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.site import Site
 from mpitp.layers.summation import LibrarySum, Summation
+from mpitp.ops.convolution import Geometry
 from mpitp.ops.groupwise import Grouping
 from mpitp.ops.score_change import ScoreChange
 from mpitp.ops.sight import CAUSAL, Sight
@@ -169,6 +172,40 @@ class Builder:
         product = self.product([(name, Cut.of(share))], width, dim=1, std=std)
         reduce, blocks = self.exit(self.site.summation()), share.local_blocks
         return RowParallelLinear(product, self.between(width) if bias else None, reduce, blocks, self.site.num_blocks)
+
+    def convolution_by_outputs(
+        self, geometry: Geometry, channels: int, share: Share, *, bias: bool = True
+    ) -> ColumnParallelConvolution:
+        """A convolution from `channels` to share.units channels, of which each rank computes some."""
+        out, whole, size = Cut.of(share), Cut.whole(channels), Cut.whole(geometry.kernel)
+        weight = self._kernel((out, whole, size, size))
+        bias_param = self.site.param(self.site.placement([Part("", (out,))])) if bias else None
+        copy, blocks = CopyToTP(self.site.summation()), share.local_blocks
+        return ColumnParallelConvolution(weight, bias_param, copy, geometry, blocks, self.site.num_blocks)
+
+    def convolution_by_inputs(
+        self, geometry: Geometry, share: Share, outputs: int, *, bias: bool = True
+    ) -> RowParallelConvolution:
+        """A convolution from share.units channels, of which each rank has some, to `outputs` channels."""
+        size = Cut.whole(geometry.kernel)
+        weight = self._kernel((Cut.whole(outputs), Cut.of(share), size, size))
+        reduce, bias_param = ReduceFromTP(self.site.summation()), self.site.whole(outputs) if bias else None
+        return RowParallelConvolution(weight, bias_param, reduce, geometry, share.local_blocks, self.site.num_blocks)
+
+    def convolution_by_rows(
+        self, geometry: Geometry, channels: int, outputs: int, *, bias: bool = True
+    ) -> RowsConvolution:
+        """A convolution of images whose rows are cut over the ranks. It has no invariant mode: where images are cut
+        decides in which pieces the gradient of W is added up.
+        """
+        if self.site.num_blocks:
+            raise ConfigError("a convolution cut by rows of the image has no invariant mode; cut it by channels")
+        weight = self.site.whole(outputs, channels, *[geometry.kernel] * 2, std=self.init_std, partial=["tp"])
+        bias_param = self.site.whole(outputs, partial=["tp"]) if bias else None
+        return RowsConvolution(weight, bias_param, Halo(self.site.tp, geometry))
+
+    def _kernel(self, dims: tuple[Cut, ...]) -> Param:
+        return self.site.param(self.site.placement([Part("", dims)]), std=self.init_std, decay=True)
 
     def mlp(
         self,

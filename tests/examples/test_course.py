@@ -49,7 +49,7 @@ def run(words: list[str], folder: Path = ROOT, seconds: float = SECONDS) -> subp
 
 
 def test_the_page_names_every_script_once_and_in_order() -> None:
-    assert len(SCRIPTS) == 16
+    assert len(SCRIPTS) == 17
     alone = [line.split()[1] for line in commands() if re.fullmatch(r"python \S+", line)]
     assert alone == [f"examples/{path.name}" for path in SCRIPTS]
     assert re.findall(r"^\| \[\d\d\]\((.*?)\)", PAGE, re.MULTILINE) == [path.name for path in SCRIPTS]
@@ -118,6 +118,7 @@ EXERCISES = [
     ("08", "blocks=0", "blocks=3", "PROOF  the invariant layout gave 1 different"),
     ("09", "RANKS = 3", "RANKS = 5", "PROOF  ledger"),
     ("10", "group.rank % 2 == 0", "True", "PROOF  ring against the library"),
+    ("19", "IMAGES, HEIGHT, WIDTH = 2, 12", "IMAGES, HEIGHT, WIDTH = 2, 3", "PROOF  by rows"),
     ("11", "TOKENS, HIDDEN = 256, 256", "TOKENS, HIDDEN = 256, 128", "a block (h 128, t 256)"),
 ]
 
