@@ -25,6 +25,7 @@ from mpitp.layers.linear import RowParallelLinear
 from mpitp.layers.site import make_site
 from mpitp.models.config import DecoderConfig
 from mpitp.models.registry import abstract_model
+from mpitp.optim.grad_norm import norm_slots
 from mpitp.trace.traffic import folded
 
 
@@ -54,9 +55,3 @@ def step_traffic(
             rows[what] = replace(row, calls=row.calls + calls, total_bytes=row.total_bytes + size)
     norm = StepTraffic("gradient norm", 1, 8 * norm_slots(config, num_blocks or ranks))
     return [*rows.values(), norm, StepTraffic("agreement", 1, 16)]
-
-
-def norm_slots(config: DecoderConfig, blocks: int) -> int:
-    """Numbers in the gradient norm's vector, for dims cut into `blocks` blocks: one for each block of each part."""
-    model = abstract_model(config, make_site(abstract_mesh({"tp": 1}), invariant_blocks=blocks))
-    return sum(1 for _, param in model.named_params() for _ in param.placement.owned_blocks())

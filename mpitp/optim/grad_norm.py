@@ -15,8 +15,12 @@ import numpy as np
 
 from mpitp.backend.arrays import to_host
 from mpitp.comm.group import Group
+from mpitp.comm.mesh import abstract_mesh
 from mpitp.layers.param import Param
 from mpitp.layers.placement import Index
+from mpitp.layers.site import make_site
+from mpitp.models.config import DecoderConfig
+from mpitp.models.registry import abstract_model
 from mpitp.ops.adamw import sum_of_squares
 
 Key = tuple[str, int, tuple[int, ...]]  # parameter, part, place in its global tensor
@@ -53,3 +57,9 @@ def _owned_blocks(name: str, param: Param) -> Iterator[tuple[Key, Index]]:
     numbers = {id(part): number for number, part in enumerate(param.placement.parts)}
     for part, box, place in param.placement.owned_blocks():
         yield (name, numbers[id(part)], tuple(rows.start for rows in box)), place
+
+
+def norm_slots(config: DecoderConfig, blocks: int) -> int:
+    """Numbers in the vector, for dims cut into `blocks` blocks: one for each block of each part."""
+    model = abstract_model(config, make_site(abstract_mesh({"tp": 1}), invariant_blocks=blocks))
+    return sum(1 for _, param in model.named_params() for _ in param.placement.owned_blocks())

@@ -10,12 +10,12 @@ import pytest
 from mpitp.bench.profile import Calls, Stopwatch, watch_group
 from mpitp.bench.random_model import random_model
 from mpitp.bench.sizes import config_of
-from mpitp.bench.traffic import norm_slots, step_traffic
+from mpitp.bench.traffic import step_traffic
 from mpitp.bench.train import batch_to_time, step_of
 from mpitp.comm import Group, run_threads
 from mpitp.layers.site import make_site
 from mpitp.models.config import DecoderConfig
-from mpitp.optim.grad_norm import GradNorm
+from mpitp.optim.grad_norm import GradNorm, norm_slots
 
 SEQUENCES, LENGTH = 2, 5
 CASES = [("gpt2", 6, 6), ("llama", 6, 6), ("llama", 6, 2), ("llama", 5, 1)]

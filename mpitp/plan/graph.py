@@ -1,0 +1,377 @@
+r"""The operators of one rank's pass as a graph, from what its layers declare: children, types and sends.
+
+    operation    a rank's own work: a layer without layers inside, or the join of a residual connection
+    collective   what a layer's `sends()` names, or a message between stages, as a node of its own
+    edge         an array: who made it is in the type of what each layer takes (`ArrayType.made_by`)
+
+    forward      x -> norm1 -> qkv -> heads -> out -> [all_reduce] -> residual1 -> norm2 -> ...
+    backward     the same way back: every forward node has a mirror, whose collectives are the conjugate ones
+
+A collective stands before the work of its layer where its pair is the layer's entry (`Algebra.entry`), else behind it;
+in the backward pass it is the other way round. Nothing is computed or allocated, so that a graph of one rank out of
+thousands takes as long as that of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from mpitp.backend.precision import wide_dtype
+from mpitp.errors import ConfigError
+from mpitp.layers.algebra import Join
+from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send, TypedLayer, Wrapper, unwrapped
+from mpitp.layers.loss import VocabParallelCrossEntropy
+from mpitp.layers.param import Param
+from mpitp.layers.recompute import Recompute
+from mpitp.layers.rows import Rows
+from mpitp.models.model import EMBEDDING, CausalLM
+from mpitp.models.stages import Chunk
+from mpitp.plan.kept import Sizes, kept_of
+from mpitp.plan.operations import RESIDUAL, Cost, Ends, cost_of
+from mpitp.trace.traffic import wire_bytes
+
+INDEX_BYTES = 8
+UPDATE = "update"  # the phase behind all microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array between two nodes, as one rank has it: [rows, width], and its letter along each axis."""
+
+    rows: int
+    width: int
+    item: int
+    letters: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of this rank's array."""
+        return self.rows * self.width * self.item
+
+    def along(self, axis: str, letter: str) -> Tensor:
+        """The same with another letter along an axis."""
+        return replace(self, letters=tuple((each, letter if each == axis else old) for each, old in self.letters))
+
+    def __str__(self) -> str:
+        letters = " ".join(f"{axis}:{letter}" for axis, letter in self.letters)
+        return f"[{self.rows}, {self.width}] {letters}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What all nodes have: a name of their own, the layer, the pass, whose output they take, and what they give.
+
+    `passes`: how often a microbatch runs it (2: backward runs a forward again).
+    """
+
+    name: str
+    layer: str
+    phase: str
+    inputs: tuple[str, ...]
+    output: Tensor | None
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Node):
+    """A rank's own work: flops of its products, bytes read and written, bytes kept for backward, all of one pass.
+
+    `shape`: t, n and k of a product.
+    """
+
+    kind: str = ""
+    flops: int = 0
+    moved_bytes: int = 0
+    kept_bytes: int = 0
+    shape: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective(Node):
+    """`calls` of a collective along `axis`, over `ranks`; this rank hands in `given_bytes` in all of them together, a
+    pass. `axis`: several are "dp+cp". `is_hidden`: it can run behind the layer's own work.
+    """
+
+    op: str = ""
+    axis: str = ""
+    ranks: int = 1
+    calls: int = 1
+    given_bytes: Fraction = Fraction(0)
+    is_hidden: bool = False
+
+    @property
+    def wire_bytes(self) -> float:
+        """What the textbook algorithm sends from this rank (`trace/traffic.py`)."""
+        given = float(self.given_bytes)
+        result = given if self.op.startswith("all_reduce_in_order") else 0.0
+        return wire_bytes(self.op, self.ranks, given, result)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it joins stages (an inter-operator cut), not the shards of one operator."""
+        return self.axis == "pp"
+
+
+@dataclass(slots=True)
+class RankGraph:
+    """The nodes of one rank's microbatch, in the order in which they run, by name."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """A rank's own work."""
+        return [node for node in self.nodes.values() if isinstance(node, Operation)]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What it takes part in."""
+        return [node for node in self.nodes.values() if isinstance(node, Collective)]
+
+    def flops(self, phase: str = "") -> int:
+        """Of a microbatch; of one pass's nodes, where a phase is named."""
+        return sum(node.flops * node.passes for node in self.operations if phase in ("", node.phase))
+
+    def kept_bytes(self) -> int:
+        """What the layers keep for backward, each by itself."""
+        return sum(node.kept_bytes for node in self.operations)
+
+
+def stage_graphs(model: CausalLM, rows: Rows, stages: Sequence[Sequence[Chunk]]) -> list[RankGraph]:
+    """The graph of a microbatch of `rows` for each stage's chunks, on the rank whose (abstract) site the model lies on.
+    The model has the layers of all of them.
+    """
+    cp, graphs = model.site.mesh["cp"], []
+    sizes = Sizes.of(rows, model.site, model.config.hidden_size)
+    of_rank = _Microbatch(model, sizes, rows.cut(cp.rank, cp.size) if cp.size > 1 else rows, model.types())
+    for chunks in stages:
+        graph = RankGraph()
+        for chunk in chunks:
+            _ChunkGraph(of_rank, chunk, graph).add()
+        graphs.append(graph)
+    return graphs
+
+
+def rank_graph(model: CausalLM, rows: Rows) -> RankGraph:
+    """The graph of a microbatch through the model's own chunks."""
+    return stage_graphs(model, rows, [model.chunks])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Microbatch:
+    """A model, its types, and what a pass through it is on this rank."""
+
+    model: CausalLM
+    sizes: Sizes
+    rows: Rows
+    types: Mapping[str, TypedLayer]
+
+
+Sides = dict[str, list[Node]]  # by pass
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The nodes of one place forward, in order, and how its backward mirrors them."""
+
+    forward: list[Node]
+    backward: list[Node]
+    sources: tuple[str, ...]  # places whose output it takes
+
+
+class _ChunkGraph:
+    """Walks through a chunk's layers; a *place* is a leaf layer, a join or an end of the chunk."""
+
+    def __init__(self, microbatch: _Microbatch, chunk: Chunk, graph: RankGraph) -> None:
+        self.model, self.sizes, self.rows = microbatch.model, microbatch.sizes, microbatch.rows
+        self.types, self.chunk, self.graph = microbatch.types, chunk, graph
+        self.chains: dict[str, _Chain] = {}
+        self.made: dict[str, str] = {}  # a name in `made_by`: the place that made it
+        self.consumed: set[str] = set()
+
+    def add(self) -> None:
+        """All of the chunk's nodes go to the graph: forward, then backward."""
+        first, last = self.chunk.names[0], self.chunk.names[-1]
+        layers = {name: self.model.layers[name] for name in self.chunk.names}
+        layers |= {"loss": self.model.loss} if self.chunk.ends_in_loss else {}
+        if first != EMBEDDING:
+            self._add_message("recv", "send", self.types[first].incoming, first, ())
+            self.made[self.types[first].incoming.made_by] = f"{first} recv"
+        for name, layer in layers.items():
+            self._visit(name, layer, passes=1)
+        if not self.chunk.ends_in_loss:
+            self._add_message("send", "recv", self.types[last].outgoing, last, (self.made[last],))
+        self._link()
+
+    def _visit(self, name: str, wrapped: Layer, passes: int) -> None:
+        passes = 2 if _recomputes(wrapped) else passes
+        layer = unwrapped(wrapped)
+        children = {key: child for key, child in layer.children().items() if not isinstance(child, Param)}
+        if not children:
+            self._add_leaf(name, layer, passes)
+        else:
+            self._visit_inside(name, layer, children, passes)
+        if _recomputes(wrapped) and passes == 2:
+            self._keep_input_alone(name)
+
+    def _visit_inside(self, name: str, layer: Layer, children: Mapping[str, Layer], passes: int) -> None:
+        joins = [join for join in (layer.algebra.forward if layer.algebra else ()) if isinstance(join, Join)]
+        begun, past = len(self.chains), self._source(self.types[name].incoming)
+        for key, child in children.items():
+            inner = f"{name}.{key}"
+            if joins and key in joins[0].before:
+                made_by = self.types[inner].incoming.made_by
+                past = self._add_join(f"{name}.{joins.pop(0).name}", inner, (self.made[made_by], past), passes)
+                self.made[made_by] = past
+            self._visit(inner, child, passes)
+        own = list(self.chains)[begun:]
+        result = own[-1]
+        if joins:
+            branches = [place for place in own if place not in self.consumed]
+            result = self._add_join(f"{name}.{joins[0].name}", name, (*branches, past), passes, behind=True)
+        self.made[name] = result
+
+    def _add_leaf(self, name: str, layer: Layer, passes: int) -> None:
+        typed = self.types[name]
+        taken, given = self._tensor(typed.incoming), self._tensor(typed.outgoing)
+        if isinstance(layer, VocabParallelCrossEntropy):
+            given = replace(given, width=1)
+        kept = 0 if passes == 2 else self._kept(layer, taken)
+        ends = Ends(
+            self.sizes.rows, taken.rows * taken.width, given.rows * given.width, self.sizes.item, self.sizes.wide
+        )
+        cost = cost_of(layer, ends, self.rows)
+        own = [_operation(name, phase, cost, out, kept) for phase, out in ((FORWARD, given), (BACKWARD, taken))]
+        before, behind = self._sends(name, layer, (taken, given))
+        of_pass = [[*before[node.phase], self._summand(node, behind[node.phase]), *behind[node.phase]] for node in own]
+        forward = [replace(node, passes=passes) for node in of_pass[0]]
+        self._add_chain(name, _Chain(forward, of_pass[1], self._sources(typed.incoming)))
+        self.made[name] = name
+
+    def _summand(self, node: Operation, behind: Sequence[Node]) -> Operation:
+        """What is summed right behind it along tp as one array of all rows is partial until then."""
+        first = behind[0] if behind else None
+        if not isinstance(first, Collective) or first.axis != "tp" or node.output is None:
+            return node
+        summand = replace(node.output, rows=self.sizes.rows).along("tp", PARTIAL)
+        return replace(node, output=summand) if first.given_bytes >= summand.num_bytes else node
+
+    def _add_join(self, name: str, like: str, sources: tuple[str, ...], passes: int, *, behind: bool = False) -> str:
+        typed = self.types[like]
+        tensor = self._tensor(typed.outgoing if behind else typed.incoming)
+        cost = Cost(RESIDUAL, moved=((len(sources) + 1) * tensor.num_bytes, 3 * tensor.num_bytes))
+        forward: list[Node] = [replace(_operation(name, FORWARD, cost, tensor, 0), passes=passes)]
+        self._add_chain(name, _Chain(forward, [_operation(name, BACKWARD, cost, tensor, 0)], sources))
+        return name
+
+    def _add_message(self, op: str, back: str, kind: ArrayType, layer: str, sources: tuple[str, ...]) -> None:
+        tensor, place = self._tensor(kind), f"{layer} {op}"
+        made = [
+            Collective(f"{place} {phase}", layer, phase, (), tensor, 1, each, "pp", 2, 1, Fraction(tensor.num_bytes))
+            for phase, each in ((FORWARD, op), (BACKWARD, back))
+        ]
+        self._add_chain(place, _Chain([made[0]], [made[1]], sources))
+
+    def _add_chain(self, place: str, chain: _Chain) -> None:
+        self.chains[place] = chain
+        self.consumed |= set(chain.sources)
+
+    def _source(self, incoming: ArrayType) -> str:
+        return self.made.get(incoming.made_by, "")
+
+    def _sources(self, incoming: ArrayType) -> tuple[str, ...]:
+        source = self._source(incoming)
+        return (source,) if source else ()
+
+    def _tensor(self, kind: ArrayType) -> Tensor:
+        """Rows are cut where a rank of tp has other ones and whole columns."""
+        is_shard = self.model.site.sequence_parallel and kind.along("tp") == VARYING and not kind.columns
+        width = sum(len(cut.held) for _, cut in kind.columns) if kind.columns else self.sizes.hidden
+        if kind.made_by == "the input":
+            return Tensor(self.sizes.rows, 1, INDEX_BYTES, kind.letters)
+        return Tensor(self.sizes.shard if is_shard else self.sizes.rows, width, self.sizes.item, kind.letters)
+
+    def _kept(self, layer: Layer, taken: Tensor) -> int:
+        if isinstance(layer, VocabParallelCrossEntropy):
+            return self.sizes.rows * (taken.width * self.sizes.wide + self.sizes.wide + INDEX_BYTES)
+        try:
+            return kept_of(layer, self.sizes)
+        except ConfigError:  # an activation between linears: its input
+            return taken.num_bytes
+
+    def _keep_input_alone(self, name: str) -> None:
+        """What a layer that recomputes keeps: its input, with the first node inside it."""
+        inside = next(place for place in self.chains if place == name or place.startswith(f"{name}."))
+        kept = self._tensor(self.types[name].incoming).num_bytes
+        chain = self.chains[inside]
+        chain.forward = [
+            replace(node, kept_bytes=kept) if isinstance(node, Operation) else node for node in chain.forward
+        ]
+
+    def _sends(self, name: str, layer: Layer, ends: tuple[Tensor, Tensor]) -> tuple[Sides, Sides]:
+        """The layer's collectives before and behind its work, by pass."""
+        before: Sides = {FORWARD: [], BACKWARD: []}
+        behind: Sides = {FORWARD: [], BACKWARD: []}
+        is_entry = bool(layer.algebra and layer.algebra.entry)
+        is_exit = bool(layer.algebra and layer.algebra.exit)
+        sizes = self.model.site.mesh.sizes
+        for send in (each for each in layer.sends() if sizes[each.axis] > 1):
+            is_forward = send.phase == FORWARD
+            early = (is_entry or send.axis == "cp") if is_forward else is_exit and not is_entry
+            number = len(before[send.phase] + behind[send.phase])
+            made = self._collective(name, send, ends if is_forward else ends[::-1], number)
+            made = replace(made, is_hidden=is_entry and not is_forward)
+            (before if early else behind)[send.phase].append(made)
+        return before, behind
+
+    def _collective(self, name: str, send: Send, ends: tuple[Tensor, Tensor], number: int) -> Collective:
+        """`ends`: what goes into this pass of the layer, and what comes out. `given_bytes` as the ledger counts them:
+        by the rows that go in, times the send's width.
+        """
+        item = wide_dtype(self.model.dtype).itemsize if send.is_wide else self.sizes.item
+        ranks = self.model.site.mesh.sizes[send.axis]
+        size = Fraction(send.calls * ends[0].rows * send.width * item)
+        size = size * send.summands / ranks if send.summands else size
+        out = ends[1]
+        if send.op == "all_gather":
+            out = replace(out, rows=self.sizes.rows, width=send.width).along(send.axis, REPLICATE)
+        label = f"{name} {send.op} {send.phase}" + (f" {number}" if number else "")
+        return Collective(label, name, send.phase, (), out, 1, send.op, send.axis, ranks, send.calls, size)
+
+    def _link(self) -> None:
+        """Put the chains' nodes into the graph with their inputs: forward in order, then backward in reverse."""
+        users: dict[str, list[str]] = {place: [] for place in self.chains}
+        for place, chain in self.chains.items():
+            for source in chain.sources:
+                users[source].append(place)
+        for chain in self.chains.values():
+            self._put(chain.forward, [self.chains[source].forward[-1].name for source in chain.sources])
+        for place in reversed(self.chains):
+            chain = self.chains[place]
+            self._put(chain.backward, [self.chains[user].backward[-1].name for user in users[place]])
+
+    def _put(self, nodes: Sequence[Node], sources: Iterable[str]) -> None:
+        inputs = tuple(dict.fromkeys(sources))
+        for node in nodes:
+            assert node.name not in self.graph.nodes, f"two nodes called {node.name}"
+            self.graph.nodes[node.name] = replace(node, inputs=inputs)
+            inputs = (node.name,)
+
+
+def _operation(name: str, phase: str, cost: Cost, out: Tensor, kept: int) -> Operation:
+    """Forward and backward of a place bear its name; backward's is marked."""
+    turn = phase == BACKWARD
+    label = f"{name} backward" if turn else name
+    kept = 0 if turn else kept
+    return Operation(label, name, phase, (), out, 1, cost.kind, cost.flops[turn], cost.moved[turn], kept, cost.shape)
+
+
+def _recomputes(layer: Layer) -> bool:
+    while isinstance(layer, Wrapper):
+        if isinstance(layer, Recompute):
+            return True
+        layer = layer.inner
+    return False

@@ -1,0 +1,228 @@
+r"""The graph of a whole training step on a mesh without processes: every stage's microbatch, and what a step adds.
+
+Of each stage one rank stands for all: the first along every axis but pp. Ranks along tp differ by a unit at most (the
+first has one more), ranks along dp, ep and cp by the rows that they have. Behind the microbatches come, on every rank,
+
+    sums of gradients    ZeRO 0: all_reduce of P w;  1: reduce_scatter of P w and all_gather of its rows of P s;  2: the
+                         same with a reduce_scatter a microbatch;  3: all_gather twice and reduce_scatter a microbatch
+    tied tables          their gradient between the first and the last stage, a message each way
+    sums along tp        of gradients that sequence parallelism leaves partial
+    gradient norm        all_reduce of 8 bytes for every block of every parameter part
+    agreement            broadcast of 16 bytes
+    optimizer            own rows of weights, gradients and moments, read and written
+
+with P elements of parameters on a rank, w bytes of one in which gradients are summed, s bytes of a weight. A sum's
+buckets are one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+
+from mpitp.backend.device import AbstractDevice
+from mpitp.backend.precision import is_half
+from mpitp.comm.mesh import AXES, Mesh, abstract_mesh
+from mpitp.config import RunConfig
+from mpitp.layers.param import Param
+from mpitp.layers.partition import piece_of
+from mpitp.layers.rows import Rows
+from mpitp.layers.shards import data_axes
+from mpitp.models.config import DecoderConfig
+from mpitp.models.model import HEAD, CausalLM
+from mpitp.models.registry import abstract_model, layer_costs, recompute_blocks
+from mpitp.models.stages import Chunk, costs_of, names_of_parts
+from mpitp.optim.grad_norm import norm_slots
+from mpitp.plan.graph import UPDATE, Collective, Node, Operation, RankGraph, stage_graphs
+from mpitp.train.deal import Deal
+from mpitp.train.setup import mesh_sizes, num_microbatches, run_source, site_on
+
+OPTIMIZER = "optimizer"
+AGREEMENT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """One stage: the graph of a microbatch on its first rank, and on the last one along tp (whose shards are the
+    smallest); what a step does once; the names of its layers, chunk by chunk.
+    """
+
+    stage: int
+    chunks: tuple[tuple[str, ...], ...]
+    first: RankGraph
+    last: RankGraph
+    update: tuple[Node, ...]
+    microbatches: int
+    params: int  # elements on the first rank
+
+    def flops(self) -> int:
+        """Of a step, on the first rank."""
+        return self.first.flops() * self.microbatches
+
+    def given_bytes(self, axis: str = "") -> int:
+        """What the first rank hands to collectives in a step, along an axis or along all."""
+        within = sum(_given(node, axis) * node.passes for node in self.first.collectives)
+        return int(within * self.microbatches + sum(_given(node, axis) for node in self.update))
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """All stages of a step, and what they were made of."""
+
+    model_type: str
+    dtype: str
+    sizes: dict[str, int]  # ranks along each axis
+    tokens: int  # of a microbatch
+    schedule: str
+    stages: tuple[StageGraph, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Of the job."""
+        return prod(self.sizes.values())
+
+    def stage_of(self, layer: str) -> StageGraph | None:
+        """The stage that has a layer of this name at the top of the model."""
+        return next((stage for stage in self.stages if any(layer in names for names in stage.chunks)), None)
+
+
+def _given(node: Node, axis: str) -> Fraction:
+    return node.given_bytes if isinstance(node, Collective) and axis in ("", node.axis) else Fraction(0)
+
+
+def step_graph(config: RunConfig, decoder: DecoderConfig, ranks: int) -> StepGraph:
+    """The graph of a step of a run on so many ranks. Raises ConfigError for a run that can't be laid on them.
+
+    The layers of all stages are made once, for the first and for the last rank along tp, whatever the number of ranks.
+    """
+    sizes = abstract_mesh(mesh_sizes(config), 0, ranks).sizes
+    first, last = (_whole_model(config, decoder, sizes, rank) for rank in (0, sizes["tp"] - 1))
+    chunks = stage_chunks(config, decoder, first, sizes["pp"])
+    rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
+    graphs = zip(stage_graphs(first, rows, chunks), stage_graphs(last, rows, chunks), strict=True)
+    count = len(Deal(0, sizes["dp"]).of(num_microbatches(config)))
+    update = _Update(first, config.optim.zero, count, ranks, norm_slots(decoder, first.site.num_blocks or sizes["tp"]))
+    stages = []
+    for number, (own, both) in enumerate(zip(chunks, graphs, strict=True)):
+        names = tuple(chunk.names for chunk in own)
+        params = _params_of(first, names)
+        nodes = tuple(_chained(update.nodes(params, _names_of_tied(first, names))))
+        stages.append(StageGraph(number, names, *both, nodes, count, sum(param.data.size for param in params)))
+    schedule = config.mesh.schedule if sizes["pp"] > 1 else ""
+    tokens = config.data.seq_len * config.train.micro_batch_size
+    return StepGraph(decoder.model_type, config.model.dtype, sizes, tokens, schedule, tuple(stages))
+
+
+def _whole_model(config: RunConfig, decoder: DecoderConfig, sizes: Mapping[str, int], tp_rank: int) -> CausalLM:
+    """All layers as the first rank along every axis but tp has them, recomputing as the run file says."""
+    mesh = abstract_mesh({**sizes, "pp": 1}, tp_rank)
+    model = abstract_model(decoder, site_on(config, decoder, mesh, AbstractDevice()))
+    return recompute_blocks(model, config.train.recompute)
+
+
+def stage_chunks(config: RunConfig, decoder: DecoderConfig, model: CausalLM, stages: int) -> list[list[Chunk]]:
+    """The chunks of each stage, out of a model with all layers."""
+    if stages == 1:
+        return [list(model.chunks)]
+    types, names = model.types(), list(model.layers)
+    blocks = run_source(config, decoder).cutting.deal(costs_of(layer_costs(decoder, model.layers)), stages)
+    parts = [Chunk(own, types[own[0]].incoming, HEAD in own) for own in names_of_parts(names, blocks)]
+    return [parts[stage::stages] for stage in range(stages)]
+
+
+def _params_of(model: CausalLM, chunks: Sequence[Sequence[str]]) -> list[Param]:
+    """A stage's parameters, each once."""
+    found = [param for names in chunks for name in names for param in model.layers[name].params().values()]
+    return list({id(param): param for param in found}.values())
+
+
+def _names_of_tied(model: CausalLM, chunks: Sequence[Sequence[str]]) -> list[str]:
+    """Parameters of which a stage has one of two uses, and another stage the other."""
+    here = {name for names in chunks for name in names}
+    uses = [
+        (first, [name.partition(".")[0] in here for name in (second, first)]) for second, first in model.tied.items()
+    ]
+    return [first for first, held in uses if sum(held) == 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What a step adds to its microbatches on a rank."""
+
+    model: CausalLM
+    zero: int
+    microbatches: int
+    ranks: int
+    slots: int  # of the gradient norm
+
+    @property
+    def mesh(self) -> Mesh:
+        """Without its stages."""
+        return self.model.site.mesh
+
+    def nodes(self, params: Sequence[Param], tied: Sequence[str]) -> Iterator[Node]:
+        """In order; what is done each microbatch counts as often."""
+        if self.ranks > 1:
+            yield from self._tied_sums(tied)
+            yield from self._gradient_sums(params)
+            yield _once("gradient norm", "all_reduce sum", "+".join(AXES), self.ranks, 8 * self.slots)
+            yield _once("agreement", "broadcast", "+".join(AXES), self.ranks, AGREEMENT_BYTES)
+        yield self._optimizer(params)
+
+    def _gradient_sums(self, params: Sequence[Param]) -> Iterator[Node]:
+        mesh, zero = self.mesh, self.zero
+        dealt = [param for param in params if mesh.along(*data_axes(param.placement)).size > 1]
+        if dealt:
+            axes = data_axes(dealt[0].placement)
+            ranks, axis = mesh.along(*axes).size, "+".join(each for each in axes if mesh.sizes[each] > 1)
+            grads = sum(param.data.size * param.grad_dtype.itemsize for param in dealt)
+            weights = sum(self._own(param) * param.data.dtype.itemsize for param in dealt)
+            if zero == 0:
+                yield _once("gradients", "all_reduce sum", axis, ranks, grads, is_hidden=True)
+            else:
+                rounds = self.microbatches if zero > 1 else 1
+                yield _once("gradients", "reduce_scatter", axis, ranks, grads * rounds, rounds, is_hidden=True)
+                gathers = 2 * self.microbatches if zero == 3 else 1
+                yield _once("weights", "all_gather", axis, ranks, weights * gathers, gathers, is_hidden=zero == 3)
+        partial = [param for param in params if "tp" in param.placement.partial and mesh.sizes["tp"] > 1]
+        if partial:
+            size = sum(self._kept(param) * param.grad_dtype.itemsize for param in partial)
+            yield _once("gradients of whole parameters", "all_reduce sum", "tp", mesh.sizes["tp"], size)
+
+    def _tied_sums(self, names: Sequence[str]) -> Iterator[Node]:
+        """Each of the two stages sends its summand to the other."""
+        params = dict(self.model.named_params())
+        for name in names:
+            yield _once(
+                f"gradient of {name}", "send", "pp", 2, params[name].data.size * params[name].grad_dtype.itemsize
+            )
+
+    def _optimizer(self, params: Sequence[Param]) -> Node:
+        """AdamW reads weight, gradient and two moments, and writes all but the gradient; with masters of 16-bit weights
+        these are read and written too.
+        """
+        wide = 5 + 2 * is_half(self.model.dtype)
+        moved = sum(self._kept(p) * (2 * p.data.dtype.itemsize + wide * p.grad_dtype.itemsize) for p in params)
+        return Operation(OPTIMIZER, OPTIMIZER, UPDATE, (), None, 1, OPTIMIZER, 0, moved)
+
+    def _kept(self, param: Param) -> int:
+        """Elements that this rank updates."""
+        return self._own(param) if self.zero else param.data.size
+
+    def _own(self, param: Param) -> int:
+        """Elements that this rank of the axes of data keeps under ZeRO."""
+        group, rows = self.mesh.along(*data_axes(param.placement)), len(param.data)
+        return len(piece_of(rows, group.rank, group.size)) * (param.data.size // max(rows, 1))
+
+
+def _once(name: str, op: str, axis: str, ranks: int, size: int, calls: int = 1, *, is_hidden: bool = False) -> Node:
+    return Collective(f"{name} {op}", name, UPDATE, (), None, 1, op, axis, ranks, calls, Fraction(size), is_hidden)
+
+
+def _chained(nodes: Iterator[Node]) -> Iterator[Node]:
+    before: tuple[str, ...] = ()
+    for node in nodes:
+        yield replace(node, inputs=before)
+        before = (node.name,)
