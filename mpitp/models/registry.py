@@ -153,6 +153,13 @@ def abstract_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting
     return _put_together(config, abstract, _chunks(config, site, cutting))
 
 
+def abstract_layers(config: DecoderConfig, site: Site, names: Sequence[str]) -> CausalLM:
+    """Some of the model's layers, in forward order, without memory and with types unchecked: to count what they hold
+    where that is asked thousands of times.
+    """
+    return _put_together(config, site.abstract(), [(tuple(names), site.batch_type)])
+
+
 def new_model(config: DecoderConfig, site: Site, *, seed: int, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008
     """A model with fresh weights, the same ones at every rank count."""
     if config.grouping is not None:

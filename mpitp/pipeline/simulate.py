@@ -64,10 +64,13 @@ class Timeline:
         return 1.0 - busy / (self.length * self.grid.stages) if self.length else 0.0
 
 
-def simulate(actions: Actions, durations: Durations = Durations()) -> Timeline:  # noqa: B008 (it is frozen)
-    """Start every action as soon as its stage is free and what it waits for has come. Raises Deadlock."""
+def simulate(actions: Actions, durations: Durations | Sequence[Durations] = Durations()) -> Timeline:  # noqa: B008 (it is frozen)
+    """Start every action as soon as its stage is free and what it waits for has come. Raises Deadlock.
+
+    `durations`: of all stages, or of each; a message takes what its sender's says.
+    """
     grid = grid_of(actions)
-    clock = _Clock(actions, grid, durations)
+    clock = _Clock(actions, grid, [durations] * grid.stages if isinstance(durations, Durations) else durations)
     while any([clock.advance(stage) for stage in range(grid.stages)]):  # a list: every stage gets its turn
         pass
     if stuck := [stage for stage, own in enumerate(actions) if len(clock.timed[stage]) < len(own)]:
@@ -79,7 +82,7 @@ def simulate(actions: Actions, durations: Durations = Durations()) -> Timeline: 
 class _Clock:
     """What each stage has done so far, and when it was done."""
 
-    def __init__(self, actions: Actions, grid: Grid, durations: Durations) -> None:
+    def __init__(self, actions: Actions, grid: Grid, durations: Sequence[Durations]) -> None:
         self.actions, self.grid, self.durations = actions, grid, durations
         self.split = any(action.kind is Kind.INPUT_GRAD for own in actions for action in own)
         self.timed: list[list[Timed]] = [[] for _ in actions]
@@ -100,7 +103,7 @@ class _Clock:
         while (action := self.next(stage)) is not None and not self.missing(stage, action):
             own = self.timed[stage]
             start = max([own[-1].stop if own else 0.0, *self.arrivals(stage, action)])
-            stop = start + self.durations.of(action.kind) / self.grid.chunks
+            stop = start + self.durations[stage].of(action.kind) / self.grid.chunks
             own.append(Timed(stage, action, start, stop))
             self.done[stage, action] = stop
         return len(self.timed[stage]) > before
@@ -108,7 +111,7 @@ class _Clock:
     def arrivals(self, stage: int, action: Action) -> list[float]:
         """When what an action waits for is there."""
         tasks = waits_for(action, stage, self.grid, self.split)
-        return [self.done[task] + (self.durations.send if task[0] != stage else 0.0) for task in tasks]
+        return [self.done[task] + (self.durations[task[0]].send if task[0] != stage else 0.0) for task in tasks]
 
 
 def _most_held(own: Sequence[Action]) -> int:

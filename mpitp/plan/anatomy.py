@@ -1,0 +1,251 @@
+r"""A model on a machine, layer by layer: seconds of a microbatch's passes, bytes kept for backward, bytes of weights.
+
+One row a layer, for one rank of tp and one way of cutting a microbatch; all else about a layout is arithmetic on sums
+of rows (`cost.py`). Blocks that are alike are looked at once, and only those layers are ever built, without memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import numpy as np
+
+from mpitp.comm.mesh import abstract_mesh
+from mpitp.layers.attention import AttentionHeads, SelfAttention
+from mpitp.layers.layer import Layer, walk
+from mpitp.layers.param import Param
+from mpitp.layers.partition import piece_of, share_heads, share_of
+from mpitp.layers.recompute import Recompute, recomputing
+from mpitp.layers.rotary import Rotary
+from mpitp.layers.rows import Rows
+from mpitp.layers.scale import SoftCap
+from mpitp.layers.site import make_site
+from mpitp.models.config import DecoderConfig
+from mpitp.models.model import HEAD, CausalLM
+from mpitp.models.registry import abstract_layers, abstract_model
+from mpitp.plan.kept import INDEX_BYTES, Sizes, kept_again, kept_of, put_off
+from mpitp.plan.machine_file import Machine
+from mpitp.plan.sums import Behind, Span, Waits, waits_of
+from mpitp.plan.work import Both, Seconds, Work, loss_work, seconds_of, work_of
+
+
+class Of(IntEnum):
+    """Columns of a layer's row: seconds of a microbatch, then bytes."""
+
+    FORWARD = 0  # products and passes of the forward pass
+    INPUT_GRAD = 1
+    WEIGHT_GRAD = 2
+    AGAIN = 3  # what backward runs again
+    PRODUCTS = 4  # the part of products in the first three
+    TP = 5  # waited for in sums over tp, both ways and again
+    TP_FORWARD = 6  # the forward's part of that
+    TP_HIDDEN = 7
+    CP = 8  # the same over cp
+    CP_FORWARD = 9
+    CP_HIDDEN = 10
+    KEPT = 11
+    PUT_OFF = 12
+    KEPT_AGAIN = 13
+
+
+class Held(IntEnum):
+    """Columns of a layer's weights on a rank, in bytes: stored, as they are summed, and its own rows of both."""
+
+    STORED = 0
+    WIDE = 1
+    OWN_STORED = 2
+    OWN_WIDE = 3
+    COUNT = 4  # of parameters
+    LARGEST = 5  # parameter, as it is summed
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What decides how one microbatch is cut."""
+
+    tp: int
+    cp: int
+    sequence_parallel: bool
+    micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the model is, and is trained on."""
+
+    decoder: DecoderConfig
+    dtype: str
+    seq_len: int
+    cp_form: str = "ring"
+
+
+class Anatomy:
+    """The rows of a model's layers on a machine."""
+
+    def __init__(self, facts: Facts, machine: Machine) -> None:
+        self.facts, self.machine = facts, machine
+        machine.products.of(facts.dtype)
+        whole = abstract_model(facts.decoder, make_site(abstract_mesh({"tp": 1}), dtype=facts.dtype))
+        self.names = list(whole.layers)
+        self.like = _representatives(whole)  # of each layer by name, the first one that is like it
+        places = [place for place, name in enumerate(self.names) if name.startswith("blocks.")]
+        self.blocks = range(places[0], places[-1] + 1)
+        self.layers = cache(self._layers)
+        self.passes = cache(self._passes)
+        self.weights = cache(self._weights)
+        self.kinds_of_rank = cache(self._kinds_of_rank)
+
+    def _kinds_of_rank(self, tp: int) -> list[int]:
+        """One rank of tp of each kind: ranks with as many heads, KV heads, FFN columns and words do the same."""
+        found: dict[tuple[int, ...], int] = {}
+        decoder = self.facts.decoder
+        for rank in range(tp):
+            heads = share_heads(decoder.heads, decoder.kv_heads, rank, tp)
+            others = (share_of(units, rank, tp).size for units in (decoder.ffn_hidden, decoder.vocab_size))
+            found.setdefault((heads.query.size, len(heads.kv), len(heads.kv_shared), *others), rank)
+        return list(found.values())
+
+    def _layers(self, tp: int, rank: int, cp: int, sequence_parallel: bool) -> tuple[CausalLM, CausalLM]:
+        """Those that differ, on a rank of tp: as they are, and with attention that is computed again."""
+        mesh = abstract_mesh({"dp": 2, "cp": cp, "tp": tp}, rank)  # dp 2: every parameter has copies along dp
+        site = make_site(mesh, dtype=self.facts.dtype, sequence_parallel=sequence_parallel, cp_form=self.facts.cp_form)
+        names = [name for name in self.names if self.like[name] == name]
+        plain, again = (abstract_layers(self.facts.decoder, site, names) for _ in range(2))
+        wrap = recomputing("attention")
+        for name in names:
+            if name.startswith("blocks."):
+                again.layers[name] = wrap(0, again.layers[name])
+        return plain, again
+
+    def sizes(self, cut: Cut, model: CausalLM) -> Sizes:
+        """Rows and bytes of a microbatch."""
+        rows = Rows.of((self.facts.seq_len,) * cut.micro)
+        return Sizes.of(rows, model.site, self.facts.decoder.hidden_size)
+
+    def tables(self, cut: Cut, rank: int) -> dict[Rotary, int]:
+        """Bytes of the tables of each way in which heads turn."""
+        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        s = self.sizes(cut, model)
+        found = {x.rotary for _, x in walk(model.layers) if isinstance(x, AttentionHeads) and x.rotary}
+        return {rotary: 2 * s.rows * (rotary.width // 2) * s.wide for rotary in found}
+
+    def _passes(self, cut: Cut, rank: int, recompute: str) -> np.ndarray:
+        """[layers, len(Of)] of a microbatch."""
+        modes = [self._mode(place, recompute) for place in range(len(self.names))]
+        made = {mode: self._rows(cut, rank, mode) for mode in dict.fromkeys(modes)}
+        return np.array([made[mode][self.like[name]] for mode, name in zip(modes, self.names, strict=True)])
+
+    def _mode(self, place: int, recompute: str) -> str:
+        """What of a layer is computed again: none, attention or full of it."""
+        if place not in self.blocks:
+            return "none"
+        every = int(recompute.partition(":")[2] or 0)
+        index = place - self.blocks.start
+        return recompute if not every else "none" if index % every else "full"
+
+    def _rows(self, cut: Cut, rank: int, mode: str) -> dict[str, np.ndarray]:
+        """A row for each layer that differs."""
+        plain, again = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, plain))
+        rows = {}
+        for name, layer in plain.layers.items():
+            is_block = name.startswith("blocks.")
+            held = {"full": Recompute(layer), "attention": again.layers[name]}.get(mode, layer) if is_block else layer
+            rerun = {"full": layer, "attention": _attention_of(layer)}.get(mode) if is_block else None
+            rows[name] = case.row(name, layer, held, rerun)
+        return rows
+
+    def _weights(self, tp: int, rank: int, replicas: int) -> np.ndarray:
+        """[layers, len(Held)]; a tied table counts with each of its two layers."""
+        model, _ = self.layers(tp, rank, 1, False)
+        rows = {name: _held(list(layer.params().values()), replicas) for name, layer in model.layers.items()}
+        return np.array([rows[self.like[name]] for name in self.names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A microbatch on a rank."""
+
+    facts: Facts
+    machine: Machine
+    model: CausalLM
+    cut: Cut
+    sizes: Sizes
+
+    def row(self, name: str, layer: Layer, held: Layer, rerun: Layer | None) -> np.ndarray:
+        """`held`: the layer as it is wrapped to keep less; `rerun`: what of it backward runs again."""
+        s, row = self.sizes, np.zeros(len(Of))
+        work = work_of(layer, s, self.facts.seq_len)
+        row[Of.KEPT], row[Of.PUT_OFF], row[Of.KEPT_AGAIN] = kept_of(held, s), put_off(layer, s), kept_again(held, s)
+        if name == HEAD:
+            loss, kept = self._loss()
+            work, row[Of.KEPT] = work + loss, row[Of.KEPT] + kept
+        parts = [self._seconds(part) for part in (work.forward, work.input_grad, work.weight_grad)]
+        row[Of.FORWARD : Of.WEIGHT_GRAD + 1] = [part.total for part in parts]
+        row[Of.PRODUCTS] = sum(part.products for part in parts)
+        if rerun is not None:
+            row[Of.AGAIN] = self._seconds(work_of(rerun, s, self.facts.seq_len).forward).total
+        for axis, first in (("tp", Of.TP), ("cp", Of.CP)):
+            own = self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
+            again = self._waits({name: rerun}, axis).forward if rerun is not None else 0.0
+            row[first : first + 3] = own.forward + own.backward + again, own.forward, own.hidden
+        return row
+
+    def _loss(self) -> tuple[Both, int]:
+        """Work and bytes of the loss, which stands behind the head, the cap of the logits included."""
+        s, columns = self.sizes, self.model.loss.vocab.size
+        is_capped = any(isinstance(layer, SoftCap) for layer in self.model.layers.values())
+        kept = s.rows * (columns * s.wide + s.wide + INDEX_BYTES) + is_capped * s.rows * columns * s.item
+        return loss_work(columns, s, is_capped=is_capped), kept
+
+    def _seconds(self, work: Work) -> Seconds:
+        return seconds_of(work, self.machine, self.facts.dtype)
+
+    def _waits(self, layers: dict[str, Layer], axis: str) -> Waits:
+        """Of all collectives inside along an axis."""
+        sizes = {"tp": (self.cut.tp, 1), "cp": (self.cut.cp, self.cut.tp)}
+        span, total = Span.of(*sizes[axis], self.machine.machine.ranks_per_node), Waits()
+        if span.size == 1:
+            return total
+        for _, layer in walk(layers):
+            if layer.sends():
+                work = work_of(layer, self.sizes, self.facts.seq_len)
+                behind = Behind(self._seconds(work.forward).products, self._seconds(work.weight_grad).products)
+                total += waits_of(layer, axis, span, self.sizes, behind, self.machine)
+        return total
+
+
+def _held(params: list[Param], replicas: int) -> np.ndarray:
+    """Bytes of some parameters, and of the rows that the first of so many replicas keeps of them."""
+    row = np.zeros(len(Held))
+    for param in params:
+        count, rows = param.data.size, len(param.data)
+        own = len(piece_of(rows, 0, replicas)) * (count // max(rows, 1))
+        item, wide = param.data.dtype.itemsize, param.grad_dtype.itemsize
+        row[: Held.LARGEST] += [count * item, count * wide, own * item, own * wide, 1]
+        row[Held.LARGEST] = max(row[Held.LARGEST], count * wide)
+    return row
+
+
+def _attention_of(block: Layer) -> Layer:
+    return next(layer for _, layer in walk({"": block}) if isinstance(layer, SelfAttention))
+
+
+def _representatives(model: CausalLM) -> dict[str, str]:
+    """For each layer the first one that is made of the same: other kinds of blocks see less, or don't turn."""
+    first: dict[object, str] = {}
+    return {
+        name: first.setdefault(_signature(layer) if name.startswith("blocks.") else name, name)
+        for name, layer in model.layers.items()
+    }
+
+
+def _signature(block: Layer) -> tuple[object, ...]:
+    parts: list[object] = []
+    for name, layer in walk({"": block}):
+        parts += [name, type(layer), tuple(param.data.shape for param in layer.params().values())]
+        if isinstance(layer, AttentionHeads):
+            parts += [layer.sight, layer.rotary, layer.head_dim]
+    return tuple(parts)

@@ -1,0 +1,273 @@
+r"""The cost of a layout: seconds of a step by part, and bytes a rank. A pure function of model, machine and layout.
+
+    seconds = start of the step
+            + pipeline of m microbatches           each stage's F, I and W from its layers' rows (`anatomy.py`)
+            + sums over replicas that aren't hidden
+            + gradient norm, optimizer, and with ZeRO the new weights
+
+m is that of the replica with most of the step's microbatches. With one stage the pipeline is m (F + I + W). With
+several it is what `simulate` finds for the schedule's own lists, each stage with its own times; a long step is one of
+few microbatches and as many more as the pace between two of them says. The parts told are those of the dearest stage,
+and the bubble is the rest of the pipeline's length.
+
+Sums over replicas start behind the last microbatch's backward, bucket by bucket (`optim/reduction.py`), so that as much
+of them is hidden as that backward lasts and the machine moves on behind products; a pipeline tells when all is done,
+and hides nothing. Memory is that of `plan memory`, of the rank that holds most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mpitp.backend.precision import is_half
+from mpitp.models.stages import Costs
+from mpitp.pipeline.schedules import make_schedule
+from mpitp.pipeline.simulate import Durations, simulate
+from mpitp.plan.anatomy import Anatomy, Cut, Held, Of
+from mpitp.plan.balance import balanced
+from mpitp.plan.layout import Layout
+from mpitp.plan.stage_memory import Memory, stage_memory
+from mpitp.plan.sums import Span
+
+ADAMW_TOUCHES = 7  # arrays of the size of the weights: w, m and v read and written, the gradient read
+STARTS_OF_PARAM = 6  # operations of the norm and the update on each parameter
+ROUNDS, SIMULATED = 3, 32  # microbatches of each stage, and in all, after which a pipeline has its pace
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step is, whatever the layout: its sequences, and bytes of gradients that are summed at once."""
+
+    sequences: int
+    bucket_bytes: int = 4 << 20
+
+    def microbatches(self, layout: Layout) -> int:
+        """Of the replica that has most."""
+        return math.ceil(math.ceil(self.sequences / layout.micro) / layout.dp)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step by part, those hidden behind products (not in the total), and the memory of a rank."""
+
+    layout: Layout
+    parts: dict[str, float]
+    hidden: dict[str, float]
+    memory: Memory
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return sum(self.parts.values())
+
+    @property
+    def limit(self) -> str:
+        """The part, apart from products, that takes longest: what would have to shrink."""
+        return max((name for name in self.parts if name != "products"), key=self.parts.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a layout: rows of passes and weights summed over each part's layers, [parts, columns]."""
+
+    layout: Layout  # its stages named
+    passes: np.ndarray
+    weights: np.ndarray
+    starts: tuple[int, ...]  # the first layer of each part, and the end
+
+    def per_stage(self, rows: np.ndarray) -> np.ndarray:
+        """Sums over the chunks of each stage; part c * pp + s is stage s's chunk c."""
+        return rows.reshape(self.layout.chunks, self.layout.pp, -1).sum(axis=0)
+
+
+def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
+    """Of a layout. Its `stages`, where they are empty, are dealt by time."""
+    stages = stages_of(anatomy, layout)
+    layout = stages.layout
+    count = step.microbatches(layout)
+    rows = stages.per_stage(stages.passes)
+    total, forward, weight_grad = _times(rows)
+    over = [_over_replicas(anatomy, step, stages, stage, count) for stage in range(layout.pp)]
+    extra = np.array([each.of_microbatch for each in over])
+    length = _length(
+        anatomy, layout, count, (forward + extra / 2, total - forward - weight_grad + extra / 2, weight_grad)
+    )
+    dearest = int(np.argmax(total + extra))
+    last = max(range(layout.pp), key=lambda stage: over[stage].of_step)
+    parts = _parts(rows[dearest], count) | {
+        "sums over replicas": over[last].waited + count * extra[dearest],
+        "bubble": length - count * float(total[dearest] + extra[dearest]),
+        "optimizer": over[last].optimizer,
+        "start": anatomy.machine.compute.step_seconds,
+    }
+    hidden = {
+        "sums over tp": count * float(rows[dearest, Of.TP_HIDDEN]),
+        "exchange over cp": count * float(rows[dearest, Of.CP_HIDDEN]),
+        "sums over replicas": over[last].hidden,
+    }
+    memory = stage_memory(anatomy, step.bucket_bytes, stages, count)
+    return StepCost(layout, parts, {name: value for name, value in hidden.items() if value}, memory)
+
+
+def stages_of(anatomy: Anatomy, layout: Layout, rank: int | None = None) -> Stages:
+    """The stages, of the rank of tp with most of everything (or of one rank)."""
+    cut = Cut(layout.tp, layout.cp, layout.sequence_parallel, layout.micro)
+    kinds = anatomy.kinds_of_rank(layout.tp) if rank is None else [rank]
+    passes = _largest([anatomy.passes(cut, kind, layout.recompute) for kind in kinds])
+    weights = _largest([anatomy.weights(layout.tp, kind, layout.replicas) for kind in kinds])
+    if not layout.stages and layout.pp > 1:
+        layout = _dealt(anatomy, layout, passes)
+    starts = _starts(anatomy, layout)
+    return Stages(layout, np.add.reduceat(passes, starts[:-1]), _weights_of(anatomy, layout, weights, starts), starts)
+
+
+def _largest(tables: Sequence[np.ndarray]) -> np.ndarray:
+    return tables[0] if len(tables) == 1 else np.maximum.reduce(list(tables))
+
+
+def _dealt(anatomy: Anatomy, layout: Layout, passes: np.ndarray) -> Layout:
+    from dataclasses import replace
+
+    seconds = _times(passes)[0]
+    blocks = anatomy.blocks
+    costs = Costs(
+        float(seconds[: blocks.start].sum()),
+        tuple(map(float, seconds[blocks.start : blocks.stop])),
+        float(seconds[blocks.stop :].sum()),
+    )
+    return replace(layout, stages=balanced(costs, layout.pp * layout.chunks))
+
+
+def _starts(anatomy: Anatomy, layout: Layout) -> tuple[int, ...]:
+    """The first layer of each part, and the end."""
+    counts = layout.stages or (len(anatomy.blocks),)
+    stops = anatomy.blocks.start + np.cumsum(counts)
+    return (0, *(int(stop) for stop in stops[:-1]), len(anatomy.names))
+
+
+def _weights_of(anatomy: Anatomy, layout: Layout, weights: np.ndarray, starts: Sequence[int]) -> np.ndarray:
+    """A tied table lies on one stage once."""
+    rows = np.add.reduceat(weights, starts[:-1])
+    rows[:, Held.LARGEST] = np.maximum.reduceat(weights[:, Held.LARGEST], starts[:-1])
+    if layout.pp == 1 and anatomy.facts.decoder.tied:
+        rows[0, : Held.LARGEST] -= weights[0, : Held.LARGEST]
+    return rows
+
+
+def _times(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds of a microbatch: all, its forward, its weight gradients."""
+    forward = rows[:, Of.FORWARD] + rows[:, Of.TP_FORWARD] + rows[:, Of.CP_FORWARD]
+    columns = (Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN, Of.TP, Of.CP)
+    return rows[:, columns].sum(axis=1), forward, rows[:, Of.WEIGHT_GRAD]
+
+
+def _parts(row: np.ndarray, count: int) -> dict[str, float]:
+    """Of m microbatches through one stage."""
+    passes = row[Of.FORWARD] + row[Of.INPUT_GRAD] + row[Of.WEIGHT_GRAD] - row[Of.PRODUCTS]
+    named = {
+        "products": row[Of.PRODUCTS],
+        "passes": passes,
+        "recompute": row[Of.AGAIN],
+        "sums over tp": row[Of.TP],
+        "exchange over cp": row[Of.CP],
+    }
+    return {name: count * float(seconds) for name, seconds in named.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _OverReplicas:
+    """Seconds of a stage: what replicas wait for in each microbatch and behind all, hidden; norm and update."""
+
+    of_microbatch: float
+    waited: float
+    hidden: float
+    optimizer: float
+
+    @property
+    def of_step(self) -> float:
+        return self.waited + self.optimizer
+
+
+def _over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, count: int) -> _OverReplicas:
+    layout, machine = stages.layout, anatomy.machine
+    row, passes = stages.per_stage(stages.weights)[stage], stages.per_stage(stages.passes)[stage]
+    stored, wide = float(row[Held.STORED]), float(row[Held.WIDE])
+    span = Span.of(layout.replicas, layout.tp, machine.machine.ranks_per_node)
+
+    def seconds(num_bytes: float, share: float) -> float:
+        calls = max(1, math.ceil(num_bytes / step.bucket_bytes))
+        return calls * machine.sum_seconds(num_bytes / calls, span.in_node, span.nodes, share)
+
+    own_wide = row[Held.OWN_WIDE] if layout.zero else wide
+    own_stored = row[Held.OWN_STORED] if layout.zero else stored
+    touched = ADAMW_TOUCHES * own_wide + (own_stored if is_half(np.dtype(anatomy.facts.dtype)) else 0.0)
+    compute = machine.compute
+    optimizer = touched / compute.optimizer_bytes_per_second + compute.pass_seconds(own_wide)
+    optimizer += STARTS_OF_PARAM * row[Held.COUNT] * compute.operation_seconds
+    if span.size == 1:
+        return _OverReplicas(0.0, 0.0, 0.0, float(optimizer))
+    if layout.zero == 3:
+        return _OverReplicas(2 * seconds(stored, 0.5) + seconds(wide, 0.5), 0.0, 0.0, float(optimizer))
+    gather = seconds(stored, 0.5) if layout.zero else 0.0
+    scatter = seconds(wide, 0.5 if layout.zero else 1.0)
+    backward = float(passes[[Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN]].sum()) if layout.pp == 1 else 0.0
+    hidden = min(machine.overlap(span.nodes) * scatter, backward)
+    if layout.zero == 2 and layout.pp == 1:
+        return _OverReplicas(scatter - hidden, gather, count * hidden, float(optimizer))
+    return _OverReplicas(0.0, scatter - hidden + gather, hidden, float(optimizer))
+
+
+def _length(anatomy: Anatomy, layout: Layout, count: int, times: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
+    """Seconds of m microbatches through all stages; `times`: of each stage forward, input gradients, weight ones."""
+    forward, input_grad, weight_grad = times
+    if layout.pp == 1:
+        return count * float(sum(part[0] for part in times))
+    send = message_seconds(anatomy, layout)
+    durations = tuple(
+        Durations(float(f), float(i), float(w), send) for f, i, w in zip(forward, input_grad, weight_grad, strict=True)
+    )
+    return pipeline_seconds(layout.schedule, layout.chunks, count, durations)
+
+
+def message_seconds(anatomy: Anatomy, layout: Layout) -> float:
+    """Of one microbatch's activations from stage to stage."""
+    facts, machine = anatomy.facts, anatomy.machine
+    rows = layout.micro * facts.seq_len / layout.cp / (layout.tp if layout.sequence_parallel else 1)
+    num_bytes = rows * facts.decoder.hidden_size * np.dtype(facts.dtype).itemsize
+    stride = layout.ranks // layout.pp
+    return machine.send(num_bytes, is_wide=Span.of(layout.pp, stride, machine.machine.ranks_per_node).nodes > 1)
+
+
+@lru_cache(maxsize=1 << 12)
+def pipeline_seconds(schedule: str, chunks: int, count: int, durations: tuple[Durations, ...]) -> float:
+    """Until the last stage is done."""
+    stages = len(durations)
+
+    def length(microbatches: int) -> float:
+        return simulate(make_schedule(schedule, stages, microbatches, chunks), durations).length
+
+    few = max(ROUNDS, math.ceil(SIMULATED / stages)) * stages
+    more = few + stages
+    if count <= more:
+        return length(count)
+    shortest = length(few)
+    going_on = shortest + (count - few) * (length(more) - shortest) / stages
+    return max(going_on, least_pipeline_seconds(schedule, chunks, count, durations))
+
+
+def least_pipeline_seconds(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:
+    """What no list of the schedule is below: each stage's own work, behind what reaches it first and what its last
+    result must still go through.
+
+    max over stages d of   m T_d + sum over s < d of T_s / v         (F_s alone with `zb`, whose weight gradients wait)
+    """
+    before = best = 0.0
+    for each in durations:
+        best = max(best, count * each.total + before)
+        before += (each.forward if schedule == "zb" else each.total) / chunks
+    return best

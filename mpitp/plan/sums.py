@@ -1,0 +1,90 @@
+r"""Seconds in the collectives of a layer on a machine: what is waited for, and what runs behind products.
+
+Of a column-parallel product's dx at most the time of its dW is hidden; between nodes also three quarters of the time of
+a row-parallel product behind the sum of its y, which goes in four pieces; of a ring of keys at most the attention's own
+time. In each case no more than the part of a sum that the machine moves on behind products (`overlap`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send
+from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.plan.kept import Sizes
+from mpitp.plan.machine_file import Machine
+
+PIECES_HIDDEN = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The ranks of a group: so many of each node, on so many nodes."""
+
+    in_node: int
+    nodes: int
+
+    @classmethod
+    def of(cls, size: int, stride: int, ranks_per_node: int) -> Span:
+        """`size` ranks, each `stride` behind the one before."""
+        in_node = max(1, min(size, ranks_per_node // stride))
+        return cls(in_node, -(-size // in_node))
+
+    @property
+    def size(self) -> int:
+        """All of them."""
+        return self.in_node * self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds: waited for in the forward and in the backward pass, and hidden in both."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    hidden: float = 0.0
+
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(self.forward + other.forward, self.backward + other.backward, self.hidden + other.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Seconds of a layer's own work, forward and of the gradients of its weights, that a sum can run behind."""
+
+    forward: float
+    weight_grad: float
+
+
+def waits_of(layer: Layer, axis: str, span: Span, sizes: Sizes, behind: Behind, machine: Machine) -> Waits:
+    """Of what one layer sends along an axis, its children not counted."""
+    total = Waits()
+    for send in layer.sends():
+        if send.axis == axis and span.size > 1 and send.op != "recv":
+            seconds = send.calls * call_seconds(send, span, sizes, machine)
+            room = _room(layer, send, span, behind)
+            hidden = min(machine.overlap(span.nodes) * seconds, room)
+            waited = seconds - hidden
+            total += Waits(waited, 0.0, hidden) if send.phase == FORWARD else Waits(0.0, waited, hidden)
+    return total
+
+
+def call_seconds(send: Send, span: Span, sizes: Sizes, machine: Machine) -> float:
+    """Of one call over all rows of a pass."""
+    num_bytes = sizes.rows * send.width * (sizes.wide if send.is_wide else sizes.item)
+    if send.op == "send":
+        return machine.send(num_bytes, is_wide=span.nodes > 1)
+    share = 1.0 if send.op.startswith("all_reduce") else 0.5
+    return machine.sum_seconds(num_bytes, span.in_node, span.nodes, share)
+
+
+def _room(layer: Layer, send: Send, span: Span, behind: Behind) -> float:
+    """Seconds of the layer's own work while such a collective is under way."""
+    if isinstance(layer, AttentionHeads) and send.op == "send":
+        return behind.forward
+    if isinstance(layer, ColumnParallelLinear) and send.phase == BACKWARD:
+        return behind.weight_grad
+    if isinstance(layer, RowParallelLinear) and send.op.startswith("all_reduce") and span.nodes > 1:
+        return PIECES_HIDDEN * behind.forward
+    return 0.0

@@ -1,0 +1,225 @@
+r"""What a layer's pass makes a rank do: products, passes over memory, exponentials, operations that must start.
+
+t rows of a pass on this rank (t' between the cut products under sequence parallelism), s bytes an element, a product
+with the local weight [n, k], a local heads of width d, whose scores make A elements in tiles of each sequence:
+
+| layer            | products (m n k)              | passes, bytes                         | exponentials |
+|------------------|-------------------------------|---------------------------------------|--------------|
+| linear, forward  | t n k                         | 2 t n s with a bias                   |              |
+| linear, backward | t k n; n k t (of its weights) | t n s with a bias                     |              |
+| heads, forward   | 2 a A d                       | 2 t (a + g) d s where q, k turn       | a A          |
+| heads, backward  | 5 a A d                       | the same, and 2 t a d s               | a A          |
+| norm             |                               | 2 t' h s forward, 3 t' h s backward   |              |
+| activation       |                               | (in + out) s; (2 in + out) s          | t f, t f     |
+| a residual sum   |                               | 3 t' h s, both ways                   |              |
+| a lookup         |                               | 2 t h s; backward 2 t h s             |              |
+| loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
+
+The scores of a tile stay in a cache. Attention computes tiles of `TILE` queries by the keys that they see, on a machine
+whose arrays live on a device of `DEVICE_TILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mpitp.layers.algebra import Join
+from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.dropout import Dropout
+from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.head_norm import HeadNorms
+from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.keys import OwnKeys
+from mpitp.layers.layer import Layer, unwrapped
+from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.mlp import MLP
+from mpitp.layers.norm import LayerNorm, RMSNorm
+from mpitp.layers.param import Param
+from mpitp.layers.scale import Scale, SoftCap
+from mpitp.ops.sight import LONG_TILE, TILE, Band, Sight
+from mpitp.plan.kept import Sizes
+from mpitp.plan.machine_file import Machine
+
+STARTS_OF_TILE = 6, 12  # operations on a tile of scores, forward and backward
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`products`: (m, n, k, how often); `passes`: bytes of each; exponentials; starts beside those of both."""
+
+    products: tuple[tuple[int, int, int, float], ...] = ()
+    passes: tuple[int, ...] = ()
+    exps: float = 0.0
+    starts: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.products + other.products,
+            self.passes + other.passes,
+            self.exps + other.exps,
+            self.starts + other.starts,
+        )
+
+    @property
+    def flops(self) -> float:
+        """Of the products."""
+        return sum(2.0 * m * n * k * count for m, n, k, count in self.products)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Of a layer's forward, of the gradients of its input, and of those of its weights."""
+
+    forward: Work = Work()
+    input_grad: Work = Work()
+    weight_grad: Work = Work()
+
+    def __add__(self, other: Both) -> Both:
+        return Both(
+            self.forward + other.forward, self.input_grad + other.input_grad, self.weight_grad + other.weight_grad
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of some work on a machine."""
+
+    products: float = 0.0
+    passes: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.products + other.products, self.passes + other.passes)
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.products + self.passes
+
+
+def seconds_of(work: Work, machine: Machine, dtype: str) -> Seconds:
+    """On one rank of a machine."""
+    compute, start = machine.compute, machine.compute.operation_seconds
+    products = 0.0
+    for m, n, k, count in work.products:
+        if m and n and k:
+            products += count * (start + 2.0 * m * n * k / machine.products.rate(dtype, m, n, k))
+    passes = sum(map(compute.pass_seconds, work.passes))
+    return Seconds(products, passes + work.exps / compute.exps_per_second + work.starts * start)
+
+
+def work_of(layer: Layer | Param, s: Sizes, length: int) -> Both:
+    """Of a layer with all inside it, over `s.rows` rows of sequences of `length`."""
+    if isinstance(layer, Param):
+        return Both()
+    layer = unwrapped(layer)
+    match layer:
+        case ColumnParallelLinear() | RowParallelLinear():
+            return _linear(layer, s)
+        case AttentionHeads():
+            return _heads(layer, s, length)
+        case MLP():
+            return _mlp(layer, s, length)
+        case LayerNorm() | RMSNorm():
+            row = s.shard * s.hidden * s.item
+            return Both(Work(passes=(2 * row,)), Work(passes=(3 * row,)))
+        case HeadNorms():
+            heads = (layer.heads.query.size + len(layer.heads.kv)) * layer.q_weight.data.shape[0]
+            return Both(Work(passes=(2 * s.rows * heads * s.item,)), Work(passes=(3 * s.rows * heads * s.item,)))
+        case VocabParallelEmbedding() | PositionEmbedding():
+            row = 2 * s.rows * s.hidden * s.item
+            return Both(Work(passes=(row,)), weight_grad=Work(passes=(row,)))
+        case Dropout():
+            drawn = s.shard * s.hidden * bool(layer.rate)
+            once = Work(passes=(2 * drawn * s.item,), exps=drawn)
+            return Both(once, once)
+        case Scale():
+            once = Work(passes=(2 * s.shard * s.hidden * s.item,))
+            return Both(once, once)
+        case SoftCap():
+            return Both()  # with the loss, which knows how wide logits are
+    inside = sum_of(work_of(child, s, length) for child in layer.children().values())
+    return inside + _joins(layer, s)
+
+
+def sum_of(parts: Iterable[Both]) -> Both:
+    """All of them."""
+    total = Both()
+    for part in parts:
+        total = total + part
+    return total
+
+
+def loss_work(columns: int, s: Sizes, *, is_capped: bool = False) -> Both:
+    """Of the loss over this rank's columns of logits, the cap that some models put on them included."""
+    logits = s.rows * columns
+    once = Work(passes=(2 * logits * s.item,) * (1 + is_capped), exps=logits * (1 + is_capped))
+    return Both(once, once)
+
+
+def _linear(layer: ColumnParallelLinear | RowParallelLinear, s: Sizes) -> Both:
+    n, k = layer.product.shape
+    bias = s.rows * n * s.item if layer.bias else 0
+    return Both(
+        Work(((s.rows, n, k, 1),), (2 * bias,)),
+        Work(((s.rows, k, n, 1),)),
+        Work(((n, k, s.rows, 1),), (bias,)),
+    )
+
+
+def _mlp(layer: MLP, s: Sizes, length: int) -> Both:
+    taken, given = layer.up.product.shape[0], layer.down.product.shape[1]
+    row = s.rows * s.item
+    activation = Both(
+        Work(passes=((taken + given) * row,), exps=s.rows * given),
+        Work(passes=((2 * taken + given) * row,), exps=s.rows * given),
+    )
+    return work_of(layer.up, s, length) + activation + work_of(layer.down, s, length)
+
+
+def _heads(layer: AttentionHeads, s: Sizes, length: int) -> Both:
+    a, g, d = layer.heads.query.size, len(layer.heads.kv), layer.head_dim
+    group_size = 1 if isinstance(layer.keys, OwnKeys) else s.whole / max(s.rows, 1)  # ranks that share the scores
+    area, tiles = tiles_of(layer.sight, length)
+    heads = a * (s.whole // length) / group_size
+    wide = max(1, round(area / max(tiles, 1) / min(TILE, length)))  # keys of a tile
+    tall = min(TILE, length)
+    turned = 2 * s.rows * (a + g) * d * s.item if layer.rotary else 0
+    exchanged = 2 * s.rows * (2 * a + 2 * g) * d * s.item if isinstance(layer.keys, HeadsKeys) else 0
+    forward, backward = (count * heads * tiles for count in STARTS_OF_TILE)
+    once = heads * tiles
+    return Both(
+        Work(
+            ((tall, wide, d, once), (tall, d, wide, once)),
+            (turned, exchanged),
+            heads * area,
+            forward,
+        ),
+        Work(
+            ((tall, wide, d, 2 * once), (wide, d, tall, 2 * once), (tall, d, wide, once)),
+            (turned, exchanged, 2 * s.rows * a * d * s.item),
+            heads * area,
+            backward,
+        ),
+    )
+
+
+def tiles_of(sight: Sight, length: int) -> tuple[int, int]:
+    """Elements of scores of a head over one sequence, and the tiles that they come in."""
+    band = sight if isinstance(sight, Band) else Band()
+    behind = length if band.behind is None else band.behind
+    ahead = length if band.ahead is None else band.ahead
+    area = tiles = 0
+    for first in range(0, length, TILE):
+        stop = min(first + TILE, length)
+        keys = min(length, stop + ahead) - max(0, first - behind)
+        area += (stop - first) * keys
+        tiles += -(-keys // LONG_TILE)
+    return area, tiles
+
+
+def _joins(layer: Layer, s: Sizes) -> Both:
+    """The sums of residual connections that a block's equations name."""
+    count = sum(isinstance(step, Join) for step in layer.algebra.forward) if layer.algebra else 0
+    once = Work(passes=(3 * s.shard * s.hidden * s.item,) * count)
+    return Both(once, once)
