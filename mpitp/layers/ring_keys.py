@@ -33,7 +33,7 @@ from mpitp.ops.sight import Sight
 if TYPE_CHECKING:
     from mpitp.layers.attention import AttentionHeads
 
-_TAG_KEYS, _TAG_GRADIENTS = 11, 12
+TAG_KEYS, TAG_GRADIENTS = 11, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RingKeys(Keys):
                 dkv[pair.keys, slots:] += made[2]
             if gradients is not None:
                 dkv += gradients.wait()
-            gradients = self._start_shift(dkv, self._count(run.rows, self._before(source)), _TAG_GRADIENTS)
+            gradients = self._start_shift(dkv, self._count(run.rows, self._before(source)), TAG_GRADIENTS)
             kv = coming.wait()
         assert gradients is not None
         home = gradients.wait()
@@ -126,7 +126,7 @@ class RingKeys(Keys):
         before = self._before(source)
         if before == self.group.rank:
             return Pending.done(kv)
-        return self._start_shift(kv, self._count(rows, before), _TAG_KEYS)
+        return self._start_shift(kv, self._count(rows, before), TAG_KEYS)
 
     def _start_shift(self, x: Array, count: int, tag: int) -> Pending:
         """Send x [t, ...] to the next rank; what the rank before sends, `count` rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from mpitp.paths import path_option
 
 if TYPE_CHECKING:
     from mpitp.step.film import Film
+    from mpitp.step.mesh_pass import Layout
     from mpitp.step.source import Wish
     from mpitp.step.walk import Walk
 
@@ -30,6 +32,8 @@ examples:
   mpitp step --set num_attention_heads=5 --set num_key_value_heads=1 -n 4
   mpitp step --model models/smollm2 --block 4 -n 2 --text "The capital of France is"
   mpitp step --html out.html                       the same as one page for a browser, without a network
+  mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
+  mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --list                                all operations, one a line
   mpitp step --show 7                              one operation
   printf 'xxjq' | mpitp step                       keys from a pipe"""
@@ -38,7 +42,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp step`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("-n", "--ranks", type=int, default=3, metavar="N", help="ranks to simulate; default 3")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="ranks to simulate; default 3, or as many as the axes below have"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--preset", choices=("llama", "gpt2", "qwen2"), default="llama", help="a tiny model")
     source.add_argument("--config", type=path_option, metavar="FILE", help="a config.json (no run file): fresh weights")
@@ -47,10 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a field of the config")
     parser.add_argument("--block", type=int, metavar="I", help="which block of --model; default 0")
-    parser.add_argument("--tokens", type=int, default=4, metavar="N", help="random tokens to feed; default 4")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="random tokens of a sequence; default 4, more where cut"
+    )
     parser.add_argument("--text", help="a text to feed instead (with --model, by its tokenizer)")
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="norms, dropout and residual connections on token shards"
+    )
+    axes = parser.add_argument_group("axes beside tp, which has the ranks that these leave")
+    axes.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline")
+    axes.add_argument("--dp", type=int, default=1, metavar="N", help="replicas, each with sequences of its own")
+    axes.add_argument("--cp", type=int, default=1, metavar="N", help="ranks over which every sequence is cut")
+    axes.add_argument("--cp-form", choices=("ring", "heads"), default="ring", help="keys go round, or rows for heads")
+    axes.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="of the stages")
+    axes.add_argument(
+        "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
     parser.add_argument("--at", type=int, default=1, metavar="K", help="begin at operation K")
@@ -62,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--html", type=path_option, metavar="OUT.HTML", help="write one self-contained page instead")
     output.add_argument("--list", action="store_true", help="print all operations, one a line")
+    output.add_argument("--rows", action="store_true", help="print a row for each rank, and the messages between them")
     output.add_argument("--show", type=int, metavar="K", help="print operation K with all its arrays")
 
 
@@ -78,20 +96,35 @@ def run(args: argparse.Namespace) -> int:
 
     wish = Wish(
         ranks=args.ranks, preset=args.preset, config=args.config, overrides=tuple(args.set), model=args.model,
-        block=args.block or 0, tokens=args.tokens, text=args.text, seed=args.seed,
-        sequence_parallel=args.sequence_parallel,
+        block=args.block or 0, tokens=args.tokens, text=args.text, seed=args.seed, layout=_layout(args),
     )  # fmt: skip
     if args.html:
         return _write_page(args, wish)
     film = make_film(wish)
-    if args.list or args.show is not None:
+    if args.list or args.rows or args.show is not None:
+        from mpitp.step.rows import row_lines
         from mpitp.step.screen import list_lines, whole_op
 
+        if args.rows:
+            print("\n".join(row_lines(film, shutil.get_terminal_size((80, 24)).columns)))
+            return 0
         print("\n".join(list_lines(film) if args.list else whole_op(film, film.op(args.show))))
         return 0
     walk = _walk(film, args)
     walk.message = "" if sys.stdin.isatty() else walk.message
     return run_terminal(walk)
+
+
+def _layout(args: argparse.Namespace) -> Layout:
+    """The axes. Raises UsageError for numbers that can't be."""
+    from mpitp.step.mesh_pass import Layout
+
+    for name in ("pp", "dp", "cp"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.microbatches and args.microbatches < args.pp:
+        raise UsageError(f"--microbatches {args.microbatches}: {args.pp} stages take as many at least")
+    return Layout(args.pp, args.dp, args.cp, args.schedule, args.microbatches, args.cp_form, args.sequence_parallel)
 
 
 def _walk(film: Film, args: argparse.Namespace) -> Walk:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mpitp.errors import UsageError
 from mpitp.layers import array_type as types
 from mpitp.step.picture import Picture
-from mpitp.trace.traffic import wire_bytes
 
 REPLICATED, SHARDED, PARTIAL = "replicated", "sharded", "partial"
 # A letter: what it says of the ranks' arrays, in a line, and for who asks.
@@ -21,15 +19,22 @@ LETTERS = {
 }
 
 
+Letters = tuple[tuple[str, str], ...]  # an axis and the letter along it
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One array on one rank. `role`: in, param, out or grad; `letter`: its type; `along`: what a V one is cut by."""
+    """One array on one rank. `role`: in, param, out or grad; `letter`: its type; `along`: what a V one is cut by.
+
+    `letters`: where there are others than tp, the letter along each axis, of which `letter` is the last one's.
+    """
 
     name: str
     role: str
     letter: str
     along: str
     picture: Picture
+    letters: Letters = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +59,30 @@ class Telling:
     collective: str
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Of a send or a receive: its ends by their numbers in the job. `name`: of group and tag; `number`: how many such
+    came before.
+    """
+
+    source: int
+    dest: int
+    name: str
+    number: int = 0
+
+
 @dataclass(slots=True)
 class RankOp:
-    """One operation as one rank sees it."""
+    """One operation as one rank sees it. `axis`: of a collective or message; `microbatch`: to which it belongs."""
 
     telling: Telling
     arrays: list[Shown]
     memory: Memory
     seconds: float
     given_bytes: int
+    axis: str = "tp"
+    microbatch: int = 0
+    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,7 @@ class Array:
     letter: str
     along: str
     pictures: tuple[Picture, ...]
+    letters: Letters = ()
 
     @property
     def shape_text(self) -> str:
@@ -88,18 +109,26 @@ class Array:
 
     @property
     def placement(self) -> str:
-        """What the letter says of the ranks' arrays."""
-        return LETTERS[self.letter][0]
+        """What the letters say of the ranks' arrays: partial where one is P, else sharded where one is V."""
+        found = [LETTERS[letter][0] for _, letter in self.letters or (("", self.letter),)]
+        return next((placement for placement in (PARTIAL, SHARDED) if placement in found), REPLICATED)
 
     @property
     def placement_text(self) -> str:
-        """The letter in words."""
+        """The letter in words; where others than tp have several ranks, the letter along each."""
+        if self.letters:
+            return ", ".join(f"{letter} along {axis}" for axis, letter in self.letters)
         return f"{self.letter} {types.WORDS[self.letter]}: {LETTERS[self.letter][1].format(self.along)}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Op(Telling):
-    """One operation on all ranks. `conjugate`: the number of its counterpart in the other pass, None: it has none."""
+    """One operation on all ranks that do it. `conjugate`: the number of its counterpart in the other pass, if any.
+
+    `ranks`: who does it (arrays, memory and times are in their order); `groups`: those who do a collective together;
+    `column`: when it can be at the earliest, counted in operations; `other_end`: of a send the number of its receive,
+    of a receive that of its send, with the rank there of each rank here (`peers`).
+    """
 
     number: int
     arrays: list[Array]
@@ -108,6 +137,13 @@ class Op(Telling):
     given_bytes: list[int]
     sent_bytes: list[float]
     conjugate: int | None = None
+    ranks: list[int]
+    axis: str
+    microbatch: int
+    groups: list[list[int]]
+    column: int = 0
+    other_end: int | None = None
+    peers: list[int] = field(default_factory=list)
 
     @property
     def made(self) -> Array:
@@ -118,12 +154,16 @@ class Op(Telling):
 
 @dataclass(slots=True)
 class Film:
-    """All operations of one forward and backward pass, and what was run."""
+    """All operations of one forward and backward pass, and what was run.
+
+    `places`: the coordinates of every rank, "pp 0, tp 1", where the mesh has more than the axis tp; else ().
+    """
 
     title: str
     ranks: int
     facts: list[str]
     ops: list[Op] = field(default_factory=list)
+    places: tuple[str, ...] = ()
 
     def op(self, number: int) -> Op:
         """Operation `number`, from 1. Raises UsageError for one that there isn't."""
@@ -143,38 +183,3 @@ class Film:
 def legend() -> list[str]:
     """What each letter says."""
     return [f"{letter} {types.WORDS[letter]}: {text}" for letter, (_, _, text) in LETTERS.items()]
-
-
-def assemble(title: str, facts: list[str], logs: Sequence[Sequence[RankOp]]) -> Film:
-    """Put the ranks' operations, which are the same ones in the same order, beside each other."""
-    names = [[(op.telling.layer, op.telling.phase, op.telling.collective) for op in log] for log in logs]
-    assert all(other == names[0] for other in names), "the ranks did different things"
-    ops = [_beside(number, ranks) for number, ranks in enumerate(zip(*logs, strict=True), start=1)]
-    _link(ops)
-    return Film(title, len(logs), facts, ops)
-
-
-def _beside(number: int, ranks: Sequence[RankOp]) -> Op:
-    telling, given = ranks[0].telling, [op.given_bytes for op in ranks]
-    arrays = [
-        Array(shown.name, shown.role, shown.letter, shown.along, tuple(op.arrays[i].picture for op in ranks))
-        for i, shown in enumerate(ranks[0].arrays)
-    ]
-    kind = telling.collective.partition(" ")[0]
-    sent = [wire_bytes(kind, len(ranks), size, size) if kind else 0.0 for size in given]
-    costs: dict[str, Any] = {"memory": [op.memory for op in ranks], "seconds": [op.seconds for op in ranks]}
-    return Op(number=number, arrays=arrays, given_bytes=given, sent_bytes=sent, **costs, **asdict(telling))
-
-
-def _link(ops: list[Op]) -> None:
-    """A collective and the first collective of its layer in the other pass, or else the first operation of it there,
-    belong together.
-    """
-    first: dict[tuple[str, str], Op] = {}
-    for op in sorted(ops, key=lambda op: not op.collective):
-        first.setdefault((op.layer, op.phase), op)
-    for op in ops:
-        other = first.get((op.layer, "backward" if op.phase == "forward" else "forward"))
-        if op.collective and other is not None:
-            op.conjugate = other.number
-            other.conjugate = other.conjugate or op.number

@@ -14,7 +14,7 @@ from mpitp.files import write_file
 from mpitp.step.film import Film, Op
 from mpitp.step.questions import question_about
 
-_PLACE = "/*FILM*/null"
+_PLACE, _MESH = "/*FILM*/null", "/*MESH*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,19 @@ def page_of(film: Film, start: Start = Start()) -> str:
     """The page as text. "</" in the data would end the script it stands in."""
     shown = film.as_dict() | {"start": {"at": start.at, "breaks": start.breaks, "predicts": start.predicts}}
     for op, plain in zip(film.ops, shown["ops"], strict=True):
-        plain["question"] = _question(film, op)
+        plain["question"] = _question(op)
     data = json.dumps(shown, separators=(",", ":")).replace("</", "<\\/")
-    template = resources.files("mpitp.step").joinpath("page.html").read_text(encoding="utf-8")
-    assert template.count(_PLACE) == 1
-    return template.replace(_PLACE, data)
+    template, mesh = (_resource(name) for name in ("page.html", "mesh.js"))
+    assert template.count(_PLACE) == template.count(_MESH) == 1
+    return template.replace(_MESH, mesh).replace(_PLACE, data)
 
 
-def _question(film: Film, op: Op) -> dict[str, Any]:
+def _resource(name: str) -> str:
+    return resources.files("mpitp.step").joinpath(name).read_text(encoding="utf-8")
+
+
+def _question(op: Op) -> dict[str, Any]:
     """What predict mode asks before this operation."""
-    asked = question_about(op, film.ranks)
+    asked = question_about(op)
     told = {"text": asked.text, "right": asked.right, "answer": asked.answer}
     return told | {"form": asked.form.pattern, "hint": asked.hint}

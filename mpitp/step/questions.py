@@ -35,7 +35,7 @@ _LETTER = (re.compile("r|replicated|s|sharded|p|partial"), "r, s or p")
 _YES_NO = (re.compile("y|yes|n|no"), "y or n")
 
 
-def question_about(op: Op, ranks: int) -> Question:
+def question_about(op: Op) -> Question:
     """A question about the operation that comes next, always the same one for the same operation."""
     if op.collective or op.number % 3 == 2:
         return _about_communication(op)
@@ -45,8 +45,8 @@ def question_about(op: Op, ranks: int) -> Question:
         letters = {REPLICATED: "r", SHARDED: "s", PARTIAL: "p"}
         text = f"{name}How are the ranks' {array.name} placed: r replicated (I, R), s sharded (V), p partial (P)?"
         return Question(text, letters[array.placement], f"{array.name} is {array.placement_text}", *_LETTER)
-    rank = op.number % ranks
-    shape = array.pictures[rank].shape
+    place = op.number % len(op.ranks)
+    rank, shape = op.ranks[place], array.pictures[place].shape
     text = f"{name}Which shape has {array.name} on rank {rank}? (like 4, 6)"
     return Question(text, ", ".join(map(str, shape)), f"{array.name} on rank {rank} is {list(shape)}", *_SHAPE)
 

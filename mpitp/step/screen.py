@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitp.step.film import Array, Film, Op, legend
+from mpitp.step.rows import name_of, ways
 from mpitp.step.values import fits, panels
 
 WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
 KEYS = (
     "n next  p back  c to break  x next collective  X previous  j conjugate  g go to",
-    "a array  r rank  v shades  b break  t predict  l list  ? help  q quit",
+    "a array  r rank  v shades  b break  t predict  l list  m rows  ? help  q quit",
 )
 SHORT_KEYS = ("n next  p back  ? all keys  q quit",)
 HELP = """\
@@ -30,12 +31,16 @@ mpitp step: a forward and a backward pass of all ranks, operation by operation
                     or "collectives"
   t                 predict: a question before each operation, and a score
   l                 list of all operations
+  m                 a row for each rank, and the messages between them
   ?                 this page
   q  Ctrl-C         quit
 
 An array that differs in shape between ranks is written [4, 2|1|1].
 Held: parameters, their gradients, and what forward keeps for backward.
-The letter beside an array says what the ranks (along tp) hold:"""
+A microbatch of a pipeline is told by its number; a message is a send and,
+at another place, its receive (j: what comes back the other way).
+The letter beside an array says what the ranks hold (along tp, or along
+each axis that is named):"""
 
 _LEAST_PANEL = 7  # lines that an array gets before remarks are left out
 
@@ -68,7 +73,7 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
         blanks.append([""] if free > 0 else [])
         free -= 1
     used = len(head) + len(arrays) + len(below) + sum(map(len, blanks))
-    panel = _panel(film, op.arrays[index], view, width, max(height - used, 4))
+    panel = _panel(film, op, op.arrays[index], view, width, max(height - used, 4))
     lines = [*head, *blanks[2], *arrays, *blanks[0], *panel, *blanks[1], *below]
     return [line[:width] for line in lines[:height]]
 
@@ -83,13 +88,17 @@ def list_lines(film: Film) -> list[str]:
     lines = [film.title, *film.facts, ""]
     for op in film.ops:
         what = f"{op.collective} of {_bytes(max(op.given_bytes))} a rank" if op.collective else op.title
-        lines.append(f"{op.number:4} {op.phase:8} {op.layer:26} {what}")
+        what = f"{op.title}: {ways(op)}" if op.peers else what
+        turn = f"{op.microbatch:3} " if film.places else ""
+        lines.append(f"{op.number:4} {op.phase:8} {turn}{op.layer:26} {what}")
     return lines
 
 
 def _head(film: Film, op: Op, width: int) -> str:
     what = op.collective.upper() if op.collective else op.title
-    return f"{op.number}/{len(film.ops)} {op.phase}  {op.layer}: {what}"[:width]
+    phase = f"{op.phase} of microbatch {op.microbatch}" if film.places else op.phase
+    over = f" over {op.axis}" if film.places and op.collective else ""
+    return f"{op.number}/{len(film.ops)} {phase}  {op.layer}: {what}{over}"[:width]
 
 
 def _array_line(array: Array, cursor: str, width: int) -> str:
@@ -98,15 +107,19 @@ def _array_line(array: Array, cursor: str, width: int) -> str:
     return text[:width]
 
 
-def _panel(film: Film, array: Array, view: View, width: int, height: int) -> list[str]:
-    ranks = range(film.ranks) if view.rank is None else [view.rank % film.ranks]
-    names = [f"{array.name}, rank {rank}" if len(ranks) == 1 else f"rank {rank}" for rank in ranks]
-    return panels([array.pictures[rank] for rank in ranks], names, width, height, shades=view.shades)
+def _panel(film: Film, op: Op, array: Array, view: View, width: int, height: int) -> list[str]:
+    count = len(array.pictures)
+    places = range(count) if view.rank is None else [view.rank % count]
+    ranks = [op.ranks[place] for place in places]
+    names = [f"{array.name}, {name_of(film, rank)}" if len(ranks) == 1 else f"rank {rank}" for rank in ranks]
+    return panels([array.pictures[place] for place in places], names, width, height, shades=view.shades)
 
 
 def _traffic(film: Film, op: Op) -> list[str]:
     lines = []
-    if op.collective:
+    if op.peers:
+        lines.append(f"{ways(op)}; its {'receive' if op.collective == 'send' else 'send'} is op {op.other_end}")
+    elif op.collective:
         sent = max(op.sent_bytes)
         lines.append(f"each rank hands in {_spread(op.given_bytes)}; a ring sends {_bytes(sent)} from each")
     if op.conjugate is not None:
@@ -160,8 +173,8 @@ def whole_op(film: Film, op: Op, width: int = 80) -> list[str]:
     if op.note:
         lines += wrapped(f"    {op.note}", width)
     for array in op.arrays:
-        views = [View()] if fits(list(array.pictures), width) else [View(rank=rank) for rank in range(film.ranks)]
+        views = [View()] if fits(list(array.pictures), width) else [View(rank=rank) for rank in range(len(op.ranks))]
         lines += ["", _array_line(array, "", width)]
         for view in views:
-            lines += _panel(film, array, view, width, 60)
+            lines += _panel(film, op, array, view, width, 60)
     return [*lines, "", *_traffic(film, op), *_pair(op), *_memory(op)]

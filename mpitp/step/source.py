@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitp.checkpoint.load import ModelSource, load_config
+from mpitp.comm.mesh import Mesh, abstract_mesh
 from mpitp.comm.threads import run_threads
 from mpitp.data.tokenizer import load_tokenizer
 from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, UsageError
 from mpitp.files import read_json
 from mpitp.layers.partition import share_heads, share_of
+from mpitp.layers.site import make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
 from mpitp.models.registry import config_from_hf
-from mpitp.step.film import Film, assemble
-from mpitp.step.record import record_pass
+from mpitp.step.assemble import assemble
+from mpitp.step.film import Film
+from mpitp.step.mesh_pass import Layout, record
 
 # Small enough to see every number, uneven on 3 ranks, with a KV head that two ranks use.
 _TINY = {"vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.5}
@@ -47,38 +50,55 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the command line says; `model` is a directory, of which one block is taken."""
+    """What the command line says; `model` is a directory, of which one block is taken (of a pipeline one a stage).
 
-    ranks: int = 3
+    `ranks`: None for as many as the layout's axes beside tp have, and 3 where it has none.
+    """
+
+    ranks: int | None = 3
     preset: str = "llama"
     config: str | None = None
     overrides: tuple[str, ...] = ()
     model: str | None = None
     block: int = 0
-    tokens: int = 4
+    tokens: int | None = None
     text: str | None = None
-    sequence_parallel: bool = False
+    layout: Layout = Layout()
     seed: int = 0
 
 
 def make_film(wish: Wish) -> Film:
     """Run one forward and backward pass on thread ranks and return every operation of it."""
-    if wish.ranks < 1:
-        raise UsageError(f"-n must be at least 1, got {wish.ranks}")
+    layout = wish.layout
+    ranks = wish.ranks if wish.ranks is not None else layout.others if layout.others > 1 else 3
+    if ranks < 1:
+        raise UsageError(f"-n must be at least 1, got {ranks}")
+    meshes = [abstract_mesh(layout.sizes, rank, ranks) for rank in range(ranks)]
     source = _source(wish)
     config = source.made_config
     tell(config.notices)
-    batch = _batch(wish, config)
-    record = partial(record_pass, sequence_parallel=wish.sequence_parallel)
-    logs = run_threads(wish.ranks, record, source.make, batch)
-    where = f"block {wish.block} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
-    plural = "s" * (wish.ranks > 1)
-    title = f"{where}, {wish.ranks} rank{plural}, {len(batch.tokens)} tokens"
-    title += ", sequence-parallel" if wish.sequence_parallel else ""
-    film = assemble(title, _facts(config, wish.ranks), logs)
-    for op in film.ops:  # the block that was taken has its own number
-        op.layer = op.layer.replace("blocks.0", f"blocks.{wish.block}", 1)
+    source.check(make_site(meshes[0]))
+    batches = _batches(wish, config)
+    logs = run_threads(ranks, record, source.make, batches, layout)
+    film = assemble(_title(wish, config, ranks, batches), _facts(config, meshes[0].sizes["tp"]), logs, _places(meshes))
+    for op in film.ops:  # the blocks that were taken have their own numbers
+        op.layer = re.sub(r"^blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + wish.block}", op.layer)
     return film
+
+
+def _title(wish: Wish, config: DecoderConfig, ranks: int, batches: Sequence[Batch]) -> str:
+    blocks = f"block {wish.block}" if wish.layout.pp == 1 else f"blocks {wish.block}-{wish.block + wish.layout.pp - 1}"
+    where = f"{blocks} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
+    title = f"{where}, {ranks} rank{'s' * (ranks > 1)}, {len(batches[0].tokens)} tokens"
+    title += f" in each of {len(batches)} sequences" if len(batches) > 1 else ""
+    title += f", {wish.layout.schedule}" if wish.layout.pp > 1 else ""
+    return title + (", sequence-parallel" if wish.layout.sequence_parallel else "")
+
+
+def _places(meshes: Sequence[Mesh]) -> list[dict[str, int]]:
+    """Where every rank stands along the axes that have several."""
+    wide = [axis for axis, size in meshes[0].sizes.items() if size > 1]
+    return [{axis: mesh.coordinates[axis] for axis in wide} for mesh in meshes]
 
 
 def _source(wish: Wish) -> ModelSource:
@@ -88,7 +108,9 @@ def _source(wish: Wish) -> ModelSource:
         if path.suffix == ".toml":
             raise UsageError(f"--config {path}: step takes a config.json, such as that of a run's model, no run file")
         raw = (
-            PRESETS[wish.preset] if wish.config is None else read_json(path / "config.json" if path.is_dir() else path)
+            _deep(PRESETS[wish.preset], wish.layout.pp)
+            if wish.config is None
+            else read_json(path / "config.json" if path.is_dir() else path)
         )
         own = [text.partition("=")[0] for text in wish.overrides]
         fresh = config_from_hf(_with_overrides(raw, wish.overrides), own)
@@ -96,7 +118,18 @@ def _source(wish: Wish) -> ModelSource:
     whole = dataclasses.replace(load_config(wish.model), dropouts=Dropouts())
     if not 0 <= wish.block < whole.num_layers:
         raise UsageError(f"--block {wish.block}: the model has the blocks 0 to {whole.num_layers - 1}")
-    return ModelSource(whole, Path(wish.model), blocks=range(wish.block, wish.block + 1))
+    last = wish.block + wish.layout.pp
+    if last > whole.num_layers:
+        raise UsageError(
+            f"--block {wish.block} --pp {wish.layout.pp}: the model ends with block {whole.num_layers - 1}"
+        )
+    return ModelSource(whole, Path(wish.model), blocks=range(wish.block, last))
+
+
+def _deep(preset: Mapping[str, Any], stages: int) -> dict[str, Any]:
+    """The preset with a block for each stage."""
+    key = "n_layer" if "n_layer" in preset else "num_hidden_layers"
+    return {**preset, key: stages}
 
 
 def _with_overrides(raw: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -113,21 +146,28 @@ def _with_overrides(raw: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[
     return fields
 
 
-def _batch(wish: Wish, config: DecoderConfig) -> Batch:
-    """One sequence and its next tokens."""
+def _batches(wish: Wish, config: DecoderConfig) -> list[Batch]:
+    """The sequences of all microbatches of all replicas, each by itself, with their next tokens."""
+    count, least = wish.layout.num_batches, 2 * wish.layout.cp if wish.layout.cp > 1 else 1
     if wish.text is not None:
         if wish.model is None:
             raise UsageError("--text needs the tokenizer of a model: give --model DIR, or --tokens N")
+        if count > 1:
+            raise UsageError(f"--text is one sequence, and this takes {count}: give --tokens N, or --microbatches 1")
         ids = np.array([load_tokenizer(wish.model).encode(wish.text)], np.int64)
         if ids.size < 2:
             raise UsageError("--text must be at least two tokens long: one to read, one to predict")
     else:
-        if wish.tokens < 1:
-            raise UsageError(f"--tokens must be at least 1, got {wish.tokens}")
-        ids = np.random.default_rng(wish.seed).integers(0, config.vocab_size, (1, wish.tokens + 1))
-    if ids.size - 1 > config.max_positions:
-        raise ConfigError(f"{ids.size - 1} tokens exceed the model's {config.max_positions} positions")
-    return Batch.of_rows(ids[:, :-1], ids[:, 1:])
+        tokens = max(4, least) if wish.tokens is None else wish.tokens
+        if tokens < 1:
+            raise UsageError(f"--tokens must be at least 1, got {tokens}")
+        ids = np.random.default_rng(wish.seed).integers(0, config.vocab_size, (count, tokens + 1))
+    length = ids.shape[1] - 1
+    if length > config.max_positions:
+        raise ConfigError(f"{length} tokens exceed the model's {config.max_positions} positions")
+    if length < least:
+        raise UsageError(f"{length} tokens can't be cut over --cp {wish.layout.cp}: it takes {least} at least")
+    return [Batch.of_rows(row[None, :-1], row[None, 1:]) for row in ids]
 
 
 def _facts(config: DecoderConfig, ranks: int) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from mpitp.step.film import Film, Op
 from mpitp.step.questions import Question, question_about
+from mpitp.step.rows import row_lines
 from mpitp.step.screen import HEIGHT, KEYS, SHORT_KEYS, WIDTH, View, help_lines, list_lines, op_lines, wrapped
 
 COLLECTIVES = "collectives"
@@ -57,6 +58,7 @@ class Walk:
             "b": lambda: self._ask("breakpoint at a layer's name, or collectives (again: clear): "),
             "t": self._toggle_predict,
             "l": lambda: self._open(list_lines(self.film)),
+            "m": lambda: self._open(row_lines(self.film, WIDTH, self.number)),
             "?": lambda: self._open(help_lines()), "h": lambda: self._open(help_lines()),
             "q": self._quit,
         }  # fmt: skip
@@ -119,7 +121,7 @@ class Walk:
         if self.number == len(self.film.ops):
             self.message = "this was the last operation"
         elif self.predicts:
-            self.question = question_about(self.film.op(self.number + 1), self.film.ranks)
+            self.question = question_about(self.film.op(self.number + 1))
             self.prompt = "your answer: "
         else:
             self._go(self.number + 1)
@@ -187,7 +189,7 @@ class Walk:
 
     def _rank(self) -> None:
         rank = self.view.rank
-        last = self.film.ranks - 1
+        last = len(self.op.ranks) - 1
         self.view = replace(self.view, rank=0 if rank is None else rank + 1 if rank < last else None)
 
     def _shades(self) -> None:

@@ -13,7 +13,8 @@ from mpitp.comm import Group, run_threads
 from mpitp.layers import Layer, Site
 from mpitp.layers.array_type import ArrayType
 from mpitp.models import Batch, CausalLM
-from mpitp.step.film import LETTERS, Array, Film, Op, assemble
+from mpitp.step.assemble import assemble
+from mpitp.step.film import LETTERS, Array, Film, Op
 from mpitp.step.page import page_of
 from mpitp.step.record import algebra_of, record_pass
 from mpitp.step.screen import list_lines, whole_op

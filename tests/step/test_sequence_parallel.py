@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpitp.step.film import Film
+from mpitp.step.mesh_pass import Layout
 from mpitp.step.screen import whole_op
 from mpitp.step.source import Wish, make_film
 from tests.step.test_letters import CLOSE
@@ -19,7 +20,7 @@ def ranks_values(film: Film, number: int, place: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("preset", "ranks"), [("llama", 3), ("gpt2", 2)])
 def test_collectives_make_of_shards_what_they_say(preset: str, ranks: int) -> None:
-    film = make_film(Wish(preset=preset, ranks=ranks, sequence_parallel=True))
+    film = make_film(Wish(preset=preset, ranks=ranks, layout=Layout(sequence_parallel=True)))
     assert "sequence-parallel" in film.title
     kinds = {"all_gather": 0, "reduce_scatter": 0}
     for op in film.ops:
@@ -40,7 +41,7 @@ def test_collectives_make_of_shards_what_they_say(preset: str, ranks: int) -> No
 
 
 def test_a_pair_is_told_and_linked_to_its_conjugate() -> None:
-    film = make_film(Wish(preset="gpt2", ranks=2, sequence_parallel=True))
+    film = make_film(Wish(preset="gpt2", ranks=2, layout=Layout(sequence_parallel=True)))
     gather = next(op for op in film.ops if op.layer == "blocks.0.attention.qkv" and op.collective)
     assert "GatherFromSP: all-gather of rows forward" in "\n".join(whole_op(film, gather))
     assert gather.conjugate is not None and film.op(gather.conjugate).collective.startswith("reduce_scatter")

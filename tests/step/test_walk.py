@@ -96,7 +96,7 @@ def test_predict_asks_and_keeps_score() -> None:
 
 def test_questions_cover_shape_placement_and_communication() -> None:
     film = film_of()
-    questions = [question_about(op, film.ranks) for op in film.ops]
+    questions = [question_about(op) for op in film.ops]
     assert {question.right for question in questions} >= {"r", "s", "p", "y", "n"}
     for op, question in zip(film.ops, questions, strict=True):
         assert question.is_right(f" {question.right.upper()} ") and not question.is_right("?")

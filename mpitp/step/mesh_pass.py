@@ -1,0 +1,73 @@
+"""One step of training on any mesh, recorded: microbatches through the stages, gradients summed over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mpitp.comm.group import Group
+from mpitp.comm.mesh import make_mesh
+from mpitp.comm.observed import ObservedGroup
+from mpitp.layers.site import Site, make_site
+from mpitp.models.batch import Batch
+from mpitp.models.model import CausalLM
+from mpitp.models.runner import PlainRunner, Runner
+from mpitp.optim.reduction import InBuckets
+from mpitp.pipeline.runner import PipelineRunner
+from mpitp.step.film import RankOp
+from mpitp.step.record import Recorder, record_pass
+
+BUCKETS = 3  # about so many sums of gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks along the axes beside tp, which has those that are left, and what goes over them. `microbatches`: of each
+    replica (0: as many as there are stages).
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    schedule: str = "1f1b"
+    microbatches: int = 0
+    cp_form: str = "ring"
+    sequence_parallel: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the axes beside tp."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp}
+
+    @property
+    def others(self) -> int:
+        """Ranks that a mesh with one along tp has."""
+        return self.pp * self.dp * self.cp
+
+    @property
+    def num_batches(self) -> int:
+        """Microbatches of all replicas."""
+        return self.dp * (self.microbatches or self.pp)
+
+
+def record(
+    group: Group, make_model: Callable[[Site], CausalLM], batches: Sequence[Batch], layout: Layout
+) -> list[RankOp]:
+    """Every operation of this rank. `batches`: of all replicas, dealt to them in turn. A collective."""
+    if layout.num_batches == layout.others == 1:
+        return record_pass(group, make_model, batches[0], sequence_parallel=layout.sequence_parallel)
+    recorder = Recorder()
+    mesh = make_mesh(ObservedGroup(group, recorder, "all", whole_sums=True), layout.sizes)
+    model = make_model(make_site(mesh, sequence_parallel=layout.sequence_parallel, cp_form=layout.cp_form))
+    size = sum(param.data.size * param.grad_dtype.itemsize for _, param in model.named_params())
+    reduction = InBuckets(model, bucket_bytes=-(-size // BUCKETS))
+    runner: Runner = PlainRunner(model, reduction)
+    if layout.pp > 1:
+        runner = PipelineRunner(model, layout.schedule, reduction)
+    recorder.watch(model)
+    recorder.is_open = True
+    own = [batch.cut(mesh["cp"].rank, mesh["cp"].size) for batch in batches[mesh["dp"].rank :: mesh["dp"].size]]
+    reduction.begin(runner.rounds(own))
+    runner(own, 1.0 / sum(batch.num_targets for batch in batches))
+    reduction.finish()
+    return recorder.ops

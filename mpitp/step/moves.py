@@ -1,0 +1,99 @@
+"""What goes between ranks beside the collectives of tensor parallelism, in words.
+
+Messages between stages (pp) and around a ring (cp), rows exchanged for heads (cp), sums of gradients over replicas
+(dp, cp) and, where norms work on token shards, over tp. A message is two operations: its send, and its receive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpitp.comm.mesh import Mesh
+from mpitp.comm.observed import Call, ObservedGroup
+from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
+from mpitp.layers.layer import BACKWARD, FORWARD
+from mpitp.layers.ring_keys import TAG_GRADIENTS, TAG_KEYS
+from mpitp.pipeline.runner import TIED_TAG
+from mpitp.step.film import Message, Telling
+
+SUMS = ("all_reduce", "reduce_scatter", "all_reduce_in_order")  # of gradients, outside of layers
+GRADIENTS = "gradients"  # the place of what is done when backward is
+_NAMES = {str(TAG_KEYS): "kv", str(TAG_GRADIENTS): "dkv", str(TIED_TAG): "dE"}  # of what has a tag of its own
+_TIED = f"tag {TIED_TAG}"
+_TOLD = {
+    "x": ("x goes on to the next stage", "started, not waited for; dx comes back on this way"),
+    "dx": ("dx goes back to the stage before", "on the way on which x came"),
+    "kv": ("k, v go round: from rank r to rank r + 1 of cp", "the queries here meet the keys that come"),
+    "dkv": ("dk, dv follow their keys to rank r + 1 of cp", "each rank adds the part of its queries"),
+    "dE": ("dE = dE of the first stage + dE of the last", "the tied table lies on both"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Of one rank of a mesh. `batch`: the type of what goes into the model."""
+
+    mesh: Mesh
+    batch: ArrayType
+    sequence_parallel: bool
+
+    @property
+    def whole(self) -> ArrayType:
+        """A gradient as the optimizer takes it: this rank's own along tp, the same along all other axes."""
+        return ArrayType.of(dict(self.batch.letters), tp=VARYING)
+
+    def kind_of(self, name: str) -> ArrayType:
+        """Of what is sent between stages."""
+        if name == "dE":  # vocabulary rows, summed over the stages before it is over the replicas
+            return ArrayType(
+                tuple((axis, PARTIAL if letter == VARYING else VARYING) for axis, letter in self.batch.letters)
+            )
+        return self.batch.changed("tp", VARYING) if self.sequence_parallel else self.batch
+
+    def phase_of(self, call: Call) -> str:
+        """The pass that a message between stages is of: forward to later stages, backward to earlier ones."""
+        is_later = int(call.detail.split()[1]) > self.mesh.coordinates["pp"]
+        return FORWARD if is_later == (call.op == "send") and not call.detail.endswith(_TIED) else BACKWARD
+
+    def axis_of(self, group: ObservedGroup) -> str:
+        """Along which the ranks of a group differ; several as "dp+cp"."""
+        return next(("+".join(axes) for axes, each in self.mesh.groups() if each is group and axes), "tp")
+
+    def message(self, call: Call, group: ObservedGroup) -> Message:
+        """The ends of a message by their numbers in the job, and what tells it from others between the same two."""
+        way, peer, *tag = call.detail.split()
+        rank, other = (n if group.members is None else group.members[n] for n in (group.rank, int(peer)))
+        ends = (rank, other) if way == "to" else (other, rank)
+        return Message(*ends, " ".join((group.name, *tag)))
+
+    def name_of(self, call: Call, phase: str) -> str:
+        """How the equations call what a message carries."""
+        return _NAMES.get(call.detail.rpartition(" tag ")[2], "x" if phase == FORWARD else "dx")
+
+    def message_telling(self, call: Call, name: str, layer: str, phase: str) -> Telling:
+        """A send or a receive. `layer`: in which it happens, "" between stages."""
+        equation, note = _TOLD[name]
+        title = f"{call.op} of {name}"
+        conjugate = "send of x forward, send of dx the other way backward" if name in ("x", "dx") else ""
+        return Telling(layer or self._ends(call), phase, title, equation, note, conjugate, call.op)
+
+    def _ends(self, call: Call) -> str:
+        """The two stages between which a message goes: "stages 0-1"."""
+        peer, own = int(call.detail.split()[1]), self.mesh.coordinates["pp"]
+        return f"stages {min(peer, own)}-{max(peer, own)}"
+
+    def exchange_telling(self, layer: str, phase: str, kind: str, count: int) -> Telling:
+        """Rows for heads, or heads for rows: the two all-to-alls of a pass."""
+        to_heads = count % 2 == 0
+        what = ("q, k, v" if phase == FORWARD else "do") if to_heads else ("o" if phase == FORWARD else "dq, dk, dv")
+        way = "own rows of all heads -> all rows of own heads" if to_heads else "all rows of own heads -> own rows"
+        return Telling(layer, phase, kind, f"{what}: {way}", "", "all-to-all forward, all-to-all backward", kind)
+
+    def sum_telling(self, kind: str, axis: str, phase: str) -> Telling:
+        """A bucket of gradients."""
+        over = axis.replace("+", " and ")
+        note = (
+            "a bucket: the gradients of several parameters, one after the other; it starts as soon as the last is there"
+        )
+        pair = "weights alike on all replicas forward, their gradients summed backward"
+        return Telling(GRADIENTS, phase, kind, f"dW = sum over {over} of dW", note, pair, kind)
