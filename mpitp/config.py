@@ -81,6 +81,12 @@ RECOMPUTE = Rule(
 )
 
 
+GROUP = Rule(
+    lambda text: not text or re.fullmatch(r"[^:]+:[A-Za-z_]\w*", text) is not None,
+    'such as "my.module:Class" or "path/to/file.py:Class"',
+)
+
+
 def one_of(*choices: str) -> Rule:
     """The value is one of the given words."""
     return Rule(lambda x: x in choices, "out of " + ", ".join(f'"{choice}"' for choice in choices))
@@ -201,6 +207,7 @@ class MeshSection(Section):
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
     cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
     sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
+    group: str = key('a group of your own around the library\'s, "my.module:Class" or "file.py:Class"', "", GROUP)
 
     @property
     def num_chunks(self) -> int:

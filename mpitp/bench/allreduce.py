@@ -2,7 +2,8 @@
 
 The library's call; the shared-memory window with the operand produced there; the window with an operand that has to be
 copied in; and, over nodes (real ones, or the ranks cut into nodes of a given size), the hierarchical sum. The choice by
-size is the group's own, so at sizes where the window doesn't pay, its columns show the library behind the group.
+size is the group's own, so at sizes where the window doesn't pay, its columns show the library behind the group. A
+group of one's own, around the library's, is compared with it before it is timed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 
 from mpitp.bench.machine import machine_facts
 from mpitp.bench.timing import Samples, Task, say_progress, take_turns
+from mpitp.checkpoint.together import together
 from mpitp.comm.group import Group
 from mpitp.comm.mpi import MpiGroup
 from mpitp.comm.node import NodeGroup, place_on_nodes
+from mpitp.comm.own_group import check_group, load_group
 from mpitp.errors import UsageError
 
 MIN_SECONDS, MIN_ROUNDS, MAX_ROUNDS = 0.2, 20, 1000  # a size is repeated for so long, within these numbers of rounds
@@ -45,7 +48,7 @@ def _ways(args: argparse.Namespace, group: Group) -> dict[str, Group]:
             f"--ranks-per-node must be at least 2 and cut {group.size} ranks into several equal nodes, got {per_node}"
         )
     if not isinstance(group, NodeGroup):
-        ways: dict[str, Group] = {ONE_KIND: group}
+        ways: dict[str, Group] = {LIBRARY if args.group else ONE_KIND: group}
     elif group.across is not None:
         ways = {LIBRARY: group.inner, HIERARCHICAL: group}
     else:
@@ -54,6 +57,10 @@ def _ways(args: argparse.Namespace, group: Group) -> dict[str, Group]:
         plain = group.inner if isinstance(group, NodeGroup) else group
         plain = plain.bare() if isinstance(plain, MpiGroup) else plain  # ranks of one host act as hosts of their own
         ways[HIERARCHICAL] = place_on_nodes(plain, plain.split(group.rank // per_node, group.rank))
+    if args.group:
+        wrap = together(group, lambda: load_group(args.group))
+        check_group(wrap, group, f"--group {args.group}")
+        ways[args.group.rpartition(":")[2]] = wrap(ways[LIBRARY])
     return ways
 
 

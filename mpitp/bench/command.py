@@ -28,6 +28,7 @@ examples:
   mpitp bench serve --texts 16                         texts together against one, and the server against the engine
   mpitp launch -n 2 -- bench allreduce
   mpitp launch -n 4 -- bench allreduce --ranks-per-node 2
+  mpitp launch -n 4 -- bench allreduce --group examples/your_own_all_reduce.py:Ring
   mpitp launch -n 2 -- bench scaling --out scaling.json --plot scaling.png
   mpitp launch -n 2 -- bench replicas                  data parallelism and ZeRO against ranks by themselves
   mpitp launch -n 2 -- bench save --dir /scratch
@@ -193,6 +194,10 @@ def _add_allreduce(sub: argparse.ArgumentParser) -> None:
         "--collective", choices=("all-reduce", "reduce-scatter", "all-gather"), default="all-reduce", help="which one"
     )
     sub.add_argument("--ranks-per-node", type=int, metavar="N", help="also over simulated nodes of N ranks")
+    text = (
+        "also a group of your own, my.module:Class or file.py:Class, after a check that it gives what the library does"
+    )
+    sub.add_argument("--group", type=path_option, metavar="CLASS", help=text)
     _add_plot(sub)
 
 

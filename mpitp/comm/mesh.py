@@ -19,6 +19,7 @@ from typing import Any
 
 from mpitp.comm.group import Group
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
+from mpitp.comm.own_group import Wrap, refuse_bypassed
 from mpitp.comm.serial import SerialGroup
 from mpitp.errors import ConfigError, UsageError
 
@@ -76,11 +77,17 @@ class Mesh:
         return number
 
 
-def make_mesh(world: Group, sizes: Mapping[str, int] | None = None) -> Mesh:
+def make_mesh(world: Group, sizes: Mapping[str, int] | None = None, wrap: Wrap | None = None) -> Mesh:
     """Arrange the ranks of `world`; a collective. `sizes`: ranks along each axis; those left out have one, and `tp`
-    (left out or 0) has all that the others leave. Raises ConfigError when that isn't the number of ranks.
+    (left out or 0) has all that the others leave. `wrap`: what is put around every group (`own_group.py`).
+
+    Raises ConfigError when the sizes don't make the number of ranks, and for a group whose sums layers would pass by.
     """
-    return Mesh(world, mesh_sizes(sizes or {}, world.size), lambda color, rank, size: world.split(color, rank))
+    around = wrap or (lambda group: group)
+    whole = around(world)
+    refuse_bypassed(whole)
+    whole_sizes = mesh_sizes(sizes or {}, world.size)
+    return Mesh(whole, whole_sizes, lambda color, rank, size: around(world.split(color, rank)))
 
 
 def abstract_mesh(sizes: Mapping[str, int], rank: int = 0, ranks: int = 0) -> Mesh:

@@ -27,6 +27,8 @@ def run_facts(config: RunConfig) -> Facts:
         f"{MANIFEST} of {key}": "none" if folder is None else file_fact(_told_by(Path(folder)))
         for key, folder in texts.items()
     }
+    if config.mesh.group:
+        contents |= {"mesh.group's file": file_fact(Path(config.mesh.group.rpartition(":")[0]))}
     return facts | contents | model_facts("model.from", config.model.from_) | _config_fact(config.model.config)
 
 

@@ -35,6 +35,7 @@ from mpitp.train.image_task import ImageTask
 from mpitp.train.log import truncate_metrics
 from mpitp.train.metrics import Metrics
 from mpitp.train.setup import (
+    check_own_group,
     model_config,
     open_data,
     optimizer_settings,
@@ -113,6 +114,7 @@ def _opened(config: RunConfig, world: Group) -> Task:
     task = together(world, lambda: _task_of(config))
     if world.rank == 0:
         tell(task.notices())
+    check_own_group(config, world)
     mesh = run_mesh(config, world)
     if isinstance(task, TextTask):
         check_pipeline(config, task.decoder, mesh)

@@ -14,6 +14,7 @@ from mpitp.checkpoint.load import ModelSource, load_config
 from mpitp.checkpoint.together import gather_together, together
 from mpitp.comm.group import Group
 from mpitp.comm.mesh import Mesh, make_mesh
+from mpitp.comm.own_group import check_group, load_group
 from mpitp.config import DropoutSection, RunConfig
 from mpitp.data.sampler import Sampler
 from mpitp.data.token_file import TokenFile
@@ -109,7 +110,14 @@ def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
 
 def run_mesh(config: RunConfig, world: Group) -> Mesh:
     """The mesh that the run file asks for. Raises ConfigError when the job has another number of ranks."""
-    return make_mesh(world, mesh_sizes(config))
+    return make_mesh(world, mesh_sizes(config), load_group(config.mesh.group) if config.mesh.group else None)
+
+
+def check_own_group(config: RunConfig, world: Group) -> None:
+    """Compare the run's own group, where it has one, with the library's. A collective; raises NumericError."""
+    if config.mesh.group:
+        wrap = together(world, lambda: load_group(config.mesh.group))
+        check_group(wrap, world, f"mesh.group = {config.mesh.group}")
 
 
 def mesh_sizes(config: RunConfig) -> dict[str, int]:

@@ -34,7 +34,15 @@ from mpitp.models.registry import abstract_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.run_file import load_run_config
 from mpitp.train.facts import run_facts
-from mpitp.train.setup import model_config, open_data, run_mesh, run_reduction, run_source, step_batches
+from mpitp.train.setup import (
+    check_own_group,
+    model_config,
+    open_data,
+    run_mesh,
+    run_reduction,
+    run_source,
+    step_batches,
+)
 from mpitp.train.stages import check_pipeline, make_runner
 from mpitp.train.step import TrainStep
 from mpitp.verify.run import plain_step
@@ -63,6 +71,7 @@ class Source:
         """All ranks of a group, as the layout that is checked."""
         mesh = make_mesh(group) if self.run is None else run_mesh(self.run, group)
         if self.run is not None:
+            check_own_group(self.run, group)
             check_pipeline(self.run, self.model.config, mesh)
         return self.site_on(mesh, device)
 
