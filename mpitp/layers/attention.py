@@ -25,9 +25,11 @@ from mpitp.layers.head_norm import HeadNorms, HeadNormsContext
 from mpitp.layers.keys import OWN_KEYS, Attended, Keys
 from mpitp.layers.layer import BACKWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
+from mpitp.layers.param import Param
 from mpitp.layers.partition import HeadShare
 from mpitp.layers.passes import Pass
 from mpitp.layers.placement import Cut
+from mpitp.layers.relative_bias import RelativeBias
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.rows import Run
 from mpitp.layers.summation import Summation
@@ -145,6 +147,7 @@ class AttentionHeads(Layer):
         scores = scores or Scores()
         self.heads, self.head_dim, self.replicas, self.dropout = heads, head_dim, replicas, dropout
         self.rotary, self.sight, self.keys = rotary, scores.sight, keys
+        self.bias = scores.change if isinstance(scores.change, RelativeBias) else None
         scale = head_dim**-0.5 if scores.scale is None else scores.scale
         kv_index = [heads.kv_index(j) for j in range(heads.query.size)]
         self.head_map = HeadMap(kv_index, scale, replicas.index, replicas.count, scores.change)
@@ -188,8 +191,8 @@ class AttentionHeads(Layer):
         count = self.heads.query.size + len(self.heads.kv)
         return qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, :count, : rotary.width]
 
-    def children(self) -> Mapping[str, Layer]:
-        return {}
+    def children(self) -> Mapping[str, Param]:
+        return {} if self.bias is None else self.bias.params()
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """This rank's q, k and v to its o, cut by query heads."""
@@ -199,6 +202,8 @@ class AttentionHeads(Layer):
         query = Cut.of(self.heads.query.scaled(self.head_dim), axis)
         if not incoming.columns or incoming.columns[0][1] != query:
             incoming.expect_columns((("q", query), *incoming.columns[1:]), "q, k and v")
+        if self.bias is not None:
+            self.bias.check(incoming, query)
         return incoming.changed(axis, VARYING, (("o", query),))
 
     def sends(self) -> tuple[Send, ...]:

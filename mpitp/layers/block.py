@@ -61,7 +61,7 @@ class TransformerBlock(Layer):
         x1, dropout1_ctx = self.dropout1.forward(branch, run)
         x1 += x  # the branch's output is this block's own array
         normed, norm2_ctx = self.norm2.forward(x1)
-        branch, mlp_ctx = self.mlp.forward(normed)
+        branch, mlp_ctx = self.mlp.forward(normed, run)
         y, dropout2_ctx = self.dropout2.forward(branch, run)
         y += x1
         return y, BlockContext(norm1_ctx, attention_ctx, dropout1_ctx, norm2_ctx, mlp_ctx, dropout2_ctx)

@@ -12,6 +12,7 @@ from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
 from mpitp.layers.attention import AttentionDropout, AttentionHeads, KvReplicas, Scores, SelfAttention
 from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
+from mpitp.layers.cross_attention import CrossAttention, CrossHeads
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
 from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwise_product
@@ -21,6 +22,7 @@ from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.keys import OWN_KEYS, Keys
 from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.mappings import (
     CopyToTP,
@@ -37,12 +39,14 @@ from mpitp.layers.param import Param
 from mpitp.layers.partition import HeadShare, Share
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.product import DenseProduct, Product
+from mpitp.layers.relative_bias import RelativeBias
 from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.site import Site
 from mpitp.layers.summation import LibrarySum, Summation
 from mpitp.ops.convolution import Geometry
 from mpitp.ops.groupwise import Grouping
+from mpitp.ops.relative_buckets import Buckets
 from mpitp.ops.score_change import ScoreChange
 from mpitp.ops.sight import CAUSAL, Sight
 
@@ -245,6 +249,27 @@ class Builder:
         out = self.row("out", query, sizes.hidden, bias=sizes.out_bias, std=sizes.out_std)
         return SelfAttention(qkv, core, out, norms)
 
+    def cross_attention(self, sizes: AttentionSizes, dropout: AttentionDropout) -> CrossAttention:
+        """Attention of a decoder's rows to an encoder's output, over this rank's heads."""
+        heads, d = sizes.heads, sizes.head_dim
+        own = heads.query.scaled(d)
+        q = self.column(("q",), sizes.hidden, own, bias=sizes.qkv_bias)
+        kv = self.column(("k", "v"), sizes.hidden, own, bias=sizes.qkv_bias)
+        core = CrossHeads(heads, d, d**-0.5 if sizes.scale is None else sizes.scale, dropout)
+        out = self.row("out", own, sizes.hidden, bias=sizes.out_bias, std=sizes.out_std)
+        return CrossAttention(q, kv, core, out, self.site.batch_type)
+
+    def relative_bias(self, heads: Share, buckets: Buckets) -> RelativeBias:
+        """A number for each bucket of distances and each of this rank's heads."""
+        part = Part("heads", (Cut.whole(buckets.count), Cut.of(heads)))
+        table = self.site.param(self.site.placement([part], fused=1), std=self.init_std, decay=True)
+        return RelativeBias(table, buckets)
+
+    def logits_bias(self, vocab: Share) -> LogitsBias:
+        """A constant for each token of the vocabulary, zeros until loaded."""
+        part = Part("vocab", (Cut.whole(1), Cut.of(vocab)))
+        return LogitsBias(self.site.param(self.site.placement([part], fused=1)))
+
     def vocab_table(self, vocab: Share, hidden: int, *, is_replica: bool = False) -> DenseProduct | GroupwiseProduct:
         """The rows of a vocabulary, cut over the ranks. `is_replica`: of a table that another stage owns."""
         grouping = self.grouping.of_tables if self.grouping else None
@@ -253,12 +278,12 @@ class Builder:
             param.placement = replace(param.placement, is_owner=False)
         return table
 
-    def embedding(self, table: DenseProduct | GroupwiseProduct, vocab: Share) -> Layer:
-        """Lookup in a table. Its sum is exact in any order: one rank has each row."""
+    def embedding(self, table: DenseProduct | GroupwiseProduct, vocab: Share, held: int | None = None) -> Layer:
+        """Lookup in a table. Its sum is exact in any order: one rank has each row. `held`: see the layer."""
         reduce = self.exit(LibrarySum(self.site.tp))
         if isinstance(table, GroupwiseProduct):
             return GroupwiseEmbedding(table, vocab, reduce)
-        return VocabParallelEmbedding(table.weight, vocab, reduce)
+        return VocabParallelEmbedding(table.weight, vocab, reduce, held)
 
     def head(self, table: Product, vocab: Share, *, bias: bool = False) -> ColumnParallelLinear:
         """The language-model head over a table of its own, or over the embedding's."""

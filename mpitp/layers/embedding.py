@@ -34,7 +34,10 @@ class EmbeddingContext:
 
 
 class VocabParallelEmbedding(Layer):
-    """Rows of the token table [v/tp, h] on this rank; ids must lie in the vocabulary (the model checks them first)."""
+    """Rows of the token table [v/tp, h] on this rank; ids must lie in the vocabulary (the model checks them first).
+
+    `held`: the id whose row no lookup trains (a padding's), as the reference has it for some models; None: none.
+    """
 
     _forward = "y_partial[i] = E_r[ids_i] if rank r holds that row, else 0"
     algebra = Algebra(
@@ -49,8 +52,8 @@ class VocabParallelEmbedding(Layer):
         names={"x": "ids", "weight": "E"},
     )
 
-    def __init__(self, weight: Param, vocab: Share, reduce: ExitPair) -> None:
-        self.weight, self.vocab, self.reduce = weight, vocab, reduce
+    def __init__(self, weight: Param, vocab: Share, reduce: ExitPair, held: int | None = None) -> None:
+        self.weight, self.vocab, self.reduce, self.held = weight, vocab, reduce, held
 
     def forward(self, x: Array, run: Any = None) -> tuple[Array, EmbeddingContext]:
         """ids x [t] -> y [t, h]."""
@@ -60,6 +63,8 @@ class VocabParallelEmbedding(Layer):
     def backward(self, dy: Array, ctx: EmbeddingContext) -> None:
         """dy [t, h] is added to the rows of the table that were looked up."""
         dy = self.reduce.backward(dy)
+        if self.held is not None:
+            dy = dy * (ctx.ids != self.held)[:, None].astype(dy.dtype)
         self.weight.accumulate(embedding_backward(dy, ctx.ids, self.weight.data.shape[0], self.vocab.span.start))
 
     def children(self) -> Mapping[str, Param]:

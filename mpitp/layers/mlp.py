@@ -102,7 +102,7 @@ class MLP(Layer):
     def forward(self, x: Array, run: Any = None) -> tuple[Array, MlpContext]:
         """x [t, h] -> y [t, h]."""
         inner, up_ctx = self.up.forward(x)
-        act, act_ctx = self.activation.forward(inner)
+        act, act_ctx = self.activation.forward(inner, run)
         y, down_ctx = self.down.forward(act)
         return y, MlpContext(up_ctx, act_ctx, down_ctx)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpitp.backend.arrays import Array
 from mpitp.backend.rng import stream_key
@@ -30,6 +30,35 @@ class DropoutState:
 
 
 @dataclass(slots=True, eq=False)
+class Crossing:
+    """What a pass of an encoder-decoder has beside the decoder's own rows (`crossing.py`).
+
+    `source`: the encoder's pass; a run of the decoder's reads the source of the same sample. `ids`: what the decoder's
+    embedding takes. `memory`: the encoder's output [t_source, h], `grad` its gradient, to which every block's cross
+    attention adds. `kept`: in generation, the keys and values that each layer has made of the memory.
+    """
+
+    source: Pass
+    ids: Array
+    memory: Array | None = None
+    grad: Array | None = None
+    kept: dict[Any, Array] | None = None
+
+    def add(self, grad: Array) -> None:
+        """To the gradient of the memory. The array is given away."""
+        if self.grad is None:
+            self.grad = grad
+        else:
+            self.grad += grad
+
+    def taken_grad(self) -> Array:
+        """The whole gradient, once; a backward after another forward begins anew."""
+        grad, self.grad = self.grad, None
+        assert grad is not None, "a decoder whose blocks read nothing of the encoder's"
+        return grad
+
+
+@dataclass(slots=True, eq=False)
 class Pass:
     """What the rows are, what is dropped (None: nothing, as in evaluation), and the caches of a generating pass.
 
@@ -42,6 +71,7 @@ class Pass:
     caches: Caches | None = None
     shard: Rows | None = None
     types: Array | None = None  # of the tokens, [t], where a model has several (BERT's two sentences); None: all 0
+    crossing: Crossing | None = None  # of an encoder-decoder
     _tables: dict[Rotary, tuple[Array, Array]] = field(default_factory=dict)
 
     @property

@@ -51,7 +51,7 @@ class PostNormBlock(Layer):
         x1, dropout1_ctx = self.dropout1.forward(branch, run)
         x1 += x  # the branch's output is this block's own array
         y1, norm1_ctx = self.norm1.forward(x1)
-        branch, mlp_ctx = self.mlp.forward(y1)
+        branch, mlp_ctx = self.mlp.forward(y1, run)
         x2, dropout2_ctx = self.dropout2.forward(branch, run)
         x2 += y1
         y, norm2_ctx = self.norm2.forward(x2)

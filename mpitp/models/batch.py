@@ -20,7 +20,8 @@ class Batch:
 
     tokens: int64 [t]. targets: int64 [t] or None; a negative target doesn't count. Both in host memory. dropout: None
     for none (evaluation). types: of the tokens, int64 [t], where the model has several kinds; None: all 0. A model that
-    says one thing of a whole sequence takes a target a sequence [b].
+    says one thing of a whole sequence takes a target a sequence [b]. source: what an encoder reads, whose runs are of
+    the same samples, where the model has both an encoder and a decoder.
     """
 
     tokens: np.ndarray
@@ -28,6 +29,7 @@ class Batch:
     targets: np.ndarray | None = None
     dropout: DropoutState | None = None
     types: np.ndarray | None = None
+    source: Batch | None = None
 
     @classmethod
     def of_rows(

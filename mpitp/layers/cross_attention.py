@@ -1,0 +1,180 @@
+r"""Cross attention: the decoder's queries over the encoder's keys and values (Vaswani et al. 2017, section 3.2.3).
+
+    q    = x Wq^T                           x [t, h], of the decoder: column-parallel, cut by heads
+    k, v = m Wk^T, m Wv^T                   m [t_source, h], the memory: column-parallel, cut by heads
+    o_h  = softmax(q_h k_h^T / sqrt(d)) v_h     every query of a sample sees all of that sample's source
+    y    = sum_r o_r Wo_r^T                 row-parallel: the one all-reduce of the forward pass
+
+Backward has two: dx, and this block's part of the memory's gradient. In generation k and v are made once a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from mpitp.backend.arrays import Array, array_module
+from mpitp.layers.algebra import Algebra, Segment
+from mpitp.layers.array_type import VARYING, ArrayType
+from mpitp.layers.attention import AttentionDropout
+from mpitp.layers.crossing import crossing_of
+from mpitp.layers.layer import Layer
+from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
+from mpitp.layers.partition import HeadShare
+from mpitp.layers.passes import Crossing, Pass
+from mpitp.layers.placement import Cut
+from mpitp.layers.rows import Run
+from mpitp.ops.attention import HeadMap, Kept, attention_backward, attention_forward
+from mpitp.ops.sight import EVERYTHING
+
+
+@dataclass(slots=True)
+class CrossContext:
+    """The contexts of the projections, and what attention itself wants back."""
+
+    run: Pass
+    q: LinearContext
+    kv: LinearContext
+    heads: CrossHeadsContext
+    out: LinearContext
+
+
+class CrossAttention(Layer):
+    """Projections of x and of the memory, this rank's heads, output projection. `kv` has local rows [k | v].
+
+    `memory`: the type of the encoder's output.
+    """
+
+    def __init__(
+        self,
+        q: ColumnParallelLinear,
+        kv: ColumnParallelLinear,
+        heads: CrossHeads,
+        out: RowParallelLinear,
+        memory: ArrayType,
+    ) -> None:
+        self.q, self.kv, self.heads, self.out, self.memory = q, kv, heads, out, memory
+
+    def forward(self, x: Array, run: Pass) -> tuple[Array, CrossContext]:
+        """x [t, h] -> y [t, h]."""
+        q, q_ctx = self.q.forward(x)
+        kv, kv_ctx = self._keys_and_values(crossing_of(run))
+        o, heads_ctx = self.heads.attend(q, kv, run)
+        y, out_ctx = self.out.forward(o)
+        return y, CrossContext(run, q_ctx, kv_ctx, heads_ctx, out_ctx)
+
+    def backward(self, dy: Array, ctx: CrossContext) -> Array:
+        """dy [t, h] -> dx [t, h]; what is due to the memory is added to its gradient."""
+        do = self.out.backward(dy, ctx.out)
+        dq, dkv = self.heads.attend_backward(do, ctx.heads)
+        crossing_of(ctx.run).add(self.kv.backward(dkv, ctx.kv))
+        return self.q.backward(dq, ctx.q)
+
+    def _keys_and_values(self, crossing: Crossing) -> tuple[Array, LinearContext]:
+        """kv [t_source, 2 a/tp * d]; those of a generating pass are made once."""
+        memory = crossing.memory
+        assert memory is not None, "the encoder runs before the decoder"
+        if crossing.kept is None:
+            return self.kv.forward(memory)
+        if self not in crossing.kept:
+            crossing.kept[self] = self.kv.forward(memory)[0]
+        return crossing.kept[self], LinearContext(memory)
+
+    def children(self) -> Mapping[str, Layer]:
+        return {"q": self.q, "kv": self.kv, "heads": self.heads, "out": self.out}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """Whole rows of the decoder and of the memory, by way of this rank's heads, to whole rows of the decoder."""
+        q = self.q.placements(incoming)
+        self.heads.check_keys(self.kv.placements(self.memory))
+        return self.out.placements(self.heads.placements(q))
+
+
+@dataclass(slots=True)
+class CrossHeadsContext:
+    """What backward needs; the probabilities are computed again from the lse of each sample."""
+
+    run: Pass
+    q: Array  # [t, a/tp, d]
+    kv: Array  # [t_source, 2 a/tp, d]
+    o: Array  # [t, a/tp, d]
+    lse: list[Array]
+
+
+class CrossHeads(Layer):
+    """Between the projections: this rank's heads, each by itself. It takes two arrays, q and kv, and gives one."""
+
+    algebra = Algebra(
+        "cross attention of each rank's heads",
+        (Segment("o_h = softmax(q_h k_h^T / sqrt(d)) v_h", "q kv", "o", "head by head: no communication"),),
+        (Segment("dq_h, dk_h, dv_h of softmax(q k^T / sqrt(d)) v", "do", "dq dkv", "head by head"),),
+        names={"x": "q", "y": "o", "dy": "do", "dx": "dq"},
+    )
+
+    def __init__(self, heads: HeadShare, head_dim: int, scale: float, dropout: AttentionDropout) -> None:
+        self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
+        self.head_map = HeadMap(range(heads.query.size), scale)
+
+    def forward(self, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, CrossHeadsContext]:
+        """q [t, a/tp * d], with kv and the pass: see `attend`."""
+        return self.attend(x, *args, **kwargs)
+
+    def backward(self, dy: Array, ctx: CrossHeadsContext) -> Array:
+        """dq alone: see `attend_backward`."""
+        return self.attend_backward(dy, ctx)[0]
+
+    def attend(self, q: Array, kv: Array, run: Pass) -> tuple[Array, CrossHeadsContext]:
+        """q [t, a/tp * d] and kv [t_source, 2 a/tp * d] -> o [t, a/tp * d]."""
+        a, d = self.heads.query.size, self.head_dim
+        q, kv = q.reshape(len(q), a, d), kv.reshape(len(kv), 2 * a, d)
+        o, lse = array_module(q).empty(q.shape, q.dtype), []
+        for each, rows, source in _samples(run):
+            mask = self.dropout.masks(run, each, self.heads, q)
+            k, v = kv[source, :a], kv[source, a:]
+            made = attention_forward(q[rows], k, v, self.head_map, sight=EVERYTHING, dropout=mask, out=o[rows])
+            lse.append(made[1])
+        return o.reshape(len(o), a * d), CrossHeadsContext(run, q, kv, o, lse)
+
+    def attend_backward(self, do: Array, ctx: CrossHeadsContext) -> tuple[Array, Array]:
+        """do [t, a/tp * d] -> dq [t, a/tp * d] and dkv [t_source, 2 a/tp * d]."""
+        xp, a = array_module(do), self.heads.query.size
+        do = do.reshape(ctx.o.shape)
+        dq, dkv = xp.empty(ctx.q.shape, do.dtype), xp.zeros(ctx.kv.shape, do.dtype)
+        for i, (each, rows, source) in enumerate(_samples(ctx.run)):
+            mask = self.dropout.masks(ctx.run, each, self.heads, do)
+            kept = Kept(ctx.q[rows], ctx.kv[source, :a], ctx.kv[source, a:], ctx.o[rows], ctx.lse[i])
+            out = dq[rows], dkv[source, :a], dkv[source, a:]
+            attention_backward(do[rows], kept, self.head_map, sight=EVERYTHING, dropout=mask, out=out)
+        return dq.reshape(len(dq), -1), dkv.reshape(len(dkv), -1)
+
+    def children(self) -> Mapping[str, Layer]:
+        return {}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """This rank's q to its o, cut alike."""
+        query = self._cut()
+        incoming.expect(query.axis, VARYING, "q", "each rank needs its own heads")
+        incoming.expect_columns((("q", query),), "q")
+        return incoming.changed(query.axis, VARYING, (("o", query),))
+
+    def check_keys(self, incoming: ArrayType) -> None:
+        """Raise PlacementError unless k and v are those of this rank's heads."""
+        query = self._cut()
+        incoming.expect(query.axis, VARYING, "k and v", "each rank needs its own heads")
+        incoming.expect_columns((("k", query), ("v", query)), "k and v")
+
+    def _cut(self) -> Cut:
+        return Cut.of(self.heads.query.scaled(self.head_dim))
+
+
+def _samples(run: Pass) -> Iterator[tuple[Run, slice, slice]]:
+    """Each sample's rows of the decoder (in generation of several beams, neighbours) and of the source.
+
+    The run is the first of the sample's: in training it is the only one.
+    """
+    source = {each.sample: rows for each, rows in crossing_of(run).source.rows.places()}
+    for sample, places in groupby(run.rows.places(), key=lambda place: place[0].sample):
+        own = list(places)
+        yield own[0][0], slice(own[0][1].start, own[-1][1].stop), source[sample]

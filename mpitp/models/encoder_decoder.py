@@ -1,0 +1,117 @@
+"""A model with an encoder and a decoder (Vaswani et al. 2017): what a source says is told again in other words.
+
+    encoder.embedding, encoder.blocks.0, ...   the source: every token sees every other one of its text   [t_source, h]
+    to decoder                                 its output is the memory; on go the ids of the target            ids [t]
+    embedding, blocks.0, ...                   the target: a token sees those before it, and all of the memory   [t, h]
+    head                                       logits = x E^T, with the embedding's own table or another      [t, v/tp]
+    loss                                       sum over counted targets of -log softmax(logits)[target]
+
+T5 has norms before the branches and one behind the blocks, BART and Marian behind each branch; positions are relative,
+learned or sines. Texts of different lengths lie one after the other without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import Array, from_host, to_host
+from mpitp.backend.precision import widened
+from mpitp.errors import ConfigError
+from mpitp.layers.build import Builder
+from mpitp.layers.cached_attention import Caches
+from mpitp.layers.layer import Layer
+from mpitp.layers.passes import Crossing, Pass
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import Site
+from mpitp.models.batch import Batch
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
+from mpitp.models.layered import HfNames, LayeredModel
+
+TO_DECODER = "to decoder"
+HEAD = "head"
+
+
+class EncoderDecoder(LayeredModel):
+    """An encoder with a decoder on a site. Make one with `new_encoder_decoder`, or
+    `mpitp.checkpoint.encoder_decoder.load_encoder_decoder`.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
+        super().__init__(site, layers, Builder(site, 0.0).loss(site.share(config.vocab_size)), names)
+        self.config = config
+
+    def inputs(self, batch: Batch) -> Array:
+        source = source_of(batch)
+        self._check(source.tokens, source.rows, "source")
+        self._check(batch.tokens, batch.rows, "target")
+        return from_host(source.tokens, self.device.xp)
+
+    def new_pass(self, batch: Batch, caches: Caches | None = None) -> Pass:
+        source = source_of(batch)
+        ids = from_host(batch.tokens, self.device.xp)
+        crossing = Crossing(Pass(source.rows, batch.dropout), ids)
+        return Pass(batch.rows, batch.dropout, caches, crossing=crossing)
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        self._check_ids(np.maximum(targets, 0))
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> Crossing:
+        """The memory of these sources (token ids), the same on every rank: samples 0, 1, ... of what is generated."""
+        source = Batch.of_lists(sources)
+        self._check(source.tokens, source.rows, "source")
+        ids = from_host(np.zeros(0, np.int64), self.device.xp)
+        crossing = Crossing(Pass(source.rows), ids, kept={})
+        run = Pass(Rows(()), crossing=crossing)
+        x: Any = from_host(source.tokens, self.device.xp)
+        for name in self._names(before=True):
+            x, _ = self.layers[name].forward(x, run)
+        return crossing
+
+    def next_logits(self, tokens: Sequence[int], rows: Rows, crossing: Crossing, caches: Caches) -> np.ndarray:
+        """Logits [b, v] behind one new token of each run, gathered in host memory of every rank (generation).
+
+        A run's sample is its source's number in `crossing`.
+        """
+        self._check(np.asarray(tokens, np.int64), rows, "target")
+        x: Any = from_host(np.asarray(tokens, np.int64), self.device.xp)
+        run = Pass(rows, None, caches, crossing=crossing)
+        for name in self._names(before=False):
+            x, _ = self.layers[name].forward(x, run)
+        return widened(to_host(self.gather_logits(x)))
+
+    def _names(self, *, before: bool) -> list[str]:
+        """Of the layers up to the memory, or behind it."""
+        names = list(self.layers)
+        place = names.index(TO_DECODER) + 1
+        return names[:place] if before else names[place:]
+
+    def _check(self, tokens: np.ndarray, rows: Rows, what: str) -> None:
+        self._check_ids(tokens)
+        if not rows.runs or min(run.length for run in rows.runs) < 1:
+            raise ConfigError(f"a {what} without tokens; every {what} needs at least one")
+        longest, most = max(run.first + run.length for run in rows.runs), self.config.max_positions
+        if most and longest > most:
+            raise ConfigError(f"a {what} of {longest} tokens exceeds the model's {most} positions; cut it")
+
+    def _check_ids(self, ids: np.ndarray) -> None:
+        bad = ids[(ids < 0) | (ids >= self.config.vocab_size)]
+        if len(bad):
+            raise ConfigError(
+                f"token id {bad[0]} lies outside the model's vocabulary of {self.config.vocab_size}; "
+                "was the text prepared with this model's tokenizer?"
+            )
+
+
+def source_of(batch: Batch) -> Batch:
+    """What the encoder reads. Raises ConfigError for a batch without, or whose samples aren't those of the targets."""
+    if batch.source is None:
+        raise ConfigError("a model with an encoder and a decoder takes pairs: give the batch a source")
+    samples = [[run.sample for run in each.rows.runs] for each in (batch, batch.source)]
+    if samples[0] != samples[1]:
+        raise ConfigError(
+            f"targets of samples {samples[0][:8]} with sources of {samples[1][:8]}: they must be the same"
+        )
+    return batch.source

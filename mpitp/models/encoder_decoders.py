@@ -1,0 +1,107 @@
+"""Which models with an encoder and a decoder there are, and how one is put together from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from mpitp.errors import ConfigError
+from mpitp.layers.init import init_params
+from mpitp.layers.site import Site
+from mpitp.models import bart, t5
+from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
+from mpitp.models.layered import HfNames
+from mpitp.models.names import HfPiece
+from mpitp.models.pair_layers import make_layers
+
+
+@dataclass(frozen=True, slots=True)
+class PairType:
+    """How one Hugging Face model_type is read and named. `architecture`: the class of transformers."""
+
+    read_config: Callable[[Mapping[str, Any]], EncoderDecoderConfig]
+    hf_pieces: Callable[[EncoderDecoderConfig], dict[tuple[str, str], HfPiece]]
+    copies: Callable[[EncoderDecoderConfig], dict[str, str]]
+    architecture: str
+    ignorable_tensors: tuple[str, ...]
+
+
+def _type_of(module: ModuleType) -> PairType:
+    m: Any = module
+    return PairType(m.read_config, m.hf_pieces, m.copies, m.ARCHITECTURE, m.IGNORABLE_TENSORS)
+
+
+ENCODER_DECODER_TYPES = {
+    "t5": _type_of(t5),
+    "bart": _type_of(bart),
+    "marian": PairType(
+        bart.read_marian_config,
+        bart.hf_pieces,
+        bart.copies,
+        bart.MARIAN_ARCHITECTURE,
+        bart.MARIAN_IGNORABLE_TENSORS,
+    ),
+}
+
+
+def is_encoder_decoder(raw: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json is that of a model with an encoder and a decoder."""
+    model_type = raw.get("model_type")
+    return isinstance(model_type, str) and model_type in ENCODER_DECODER_TYPES
+
+
+def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> EncoderDecoderConfig:
+    """The config of a parsed config.json. Raises ConfigError for a model_type or a key that isn't supported.
+
+    own: keys that the user has written here and now: one of them that nobody reads is a slip, and refused.
+    """
+    if not is_encoder_decoder(raw):
+        raise ConfigError(
+            f"config.json: model_type {raw.get('model_type')!r:.60} is none with an encoder and a decoder; expected "
+            f"one of {', '.join(ENCODER_DECODER_TYPES)}"
+        )
+    kind = ENCODER_DECODER_TYPES[raw["model_type"]]
+    config = kind.read_config(raw)
+    for key, near in config.unread.items():
+        if key in own:
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"config.json: unknown key {key!r} for model_type {config.model_type!r}{hint}")
+    return replace(config, hf={**config.hf, "architectures": [kind.architecture]})
+
+
+def build_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
+    """The model on a site, all parameters zero. Raises ConfigError for a site that can't be, PlacementError where
+    layers don't fit one another, both before anything is allocated.
+    """
+    _check_site(config, site)
+    _on(config, site.abstract()).types()
+    return _on(config, site)
+
+
+def new_encoder_decoder(config: EncoderDecoderConfig, site: Site, *, seed: int) -> EncoderDecoder:
+    """A model with fresh weights, the same ones at every rank count."""
+    model = build_encoder_decoder(config, site)
+    init_params(model.named_params(), seed)
+    return model
+
+
+def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
+    if site.sequence_parallel:
+        raise ConfigError("sequence parallelism is not supported with an encoder and a decoder: the memory lies whole")
+    for axis, why in (("pp", "every block of the decoder reads the encoder's output"), ("cp", "the memory lies whole")):
+        if site.mesh.sizes[axis] > 1:
+            raise ConfigError(f"mesh.{axis} is not supported with an encoder and a decoder: {why}; use tp and dp")
+    sides = (config.encoder, config.decoder)
+    sizes = {config.key("heads"): config.heads, config.key("vocab_size"): config.vocab_size}
+    site.check_blocks(sizes | {config.key("encoder.ffn_hidden"): min(side.ffn_hidden for side in sides)})
+    if site.num_blocks and config.head_dim == 1:
+        raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
+
+
+def _on(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
+    kind = ENCODER_DECODER_TYPES[config.model_type]
+    names = HfNames(kind.hf_pieces(config), kind.ignorable_tensors)
+    return EncoderDecoder(config, site, make_layers(config, site), names)

@@ -1,0 +1,16 @@
+"""Models with an encoder and a decoder on real MPI ranks against PyTorch and transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpitp.comm import world_group
+from tests.parity.encoder_decoder_case import compare_pairs
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("case", ["t5", "marian"])
+def test_matches_reference(case: str) -> None:
+    differences = compare_pairs(world_group(), case)
+    assert {name: value for name, value in differences.items() if not value < 1e-11} == {}

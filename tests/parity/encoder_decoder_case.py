@@ -1,0 +1,70 @@
+"""One golden encoder-decoder computed by mpitp on any group, without padding, as differences from the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mpitp.checkpoint.encoder_decoder import load_encoder_decoder
+from mpitp.comm import Group
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import make_site
+from mpitp.models import Batch
+from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.train.step import TrainStep
+from tests.parity.global_tensors import global_tensors
+from tests.parity.golden_case import CLIP_NORM, LR, Differences, Golden, difference, named
+
+PAIRS = Path(__file__).parent / "golden_encoder_decoders"
+PAIR_CASES = sorted(path.name for path in PAIRS.iterdir() if path.is_dir())
+
+
+def pair_arrays(case: str) -> Golden:
+    """What the reference computed."""
+    with np.load(PAIRS / case / "golden.npz") as arrays:
+        return dict(arrays)
+
+
+def batch_of(golden: Golden) -> Batch:
+    """The pairs, one after the other."""
+    source = Batch(golden["source"], Rows.of([int(length) for length in golden["source_lengths"]]))
+    rows = Rows.of([int(length) for length in golden["target_lengths"]])
+    return Batch(golden["target"], rows, golden["labels"], source=source)
+
+
+def sources_of(golden: Golden) -> list[list[int]]:
+    """The sources, each by itself."""
+    return [ids.tolist() for ids in np.split(golden["source"], np.cumsum(golden["source_lengths"])[:-1])]
+
+
+def compare_pairs(group: Group, case: str, dtype: str = "float64", num_blocks: int = 0) -> Differences:
+    """The encoder's output, logits, loss, every gradient and ten training losses. Every rank gets the same answer."""
+    golden = pair_arrays(case)
+    model = load_encoder_decoder(PAIRS / case, make_site(group, dtype=dtype, invariant_blocks=num_blocks))
+    batch = batch_of(golden)
+    memory = model.encode(sources_of(golden)).memory
+    logits, _ = model.forward(batch)
+    differences = {"memory": difference(memory, golden["memory"])}
+    differences["logits"] = difference(model.gather_logits(logits), golden["logits"])
+    loss, ctx = model.loss_forward(batch)
+    model.loss_backward(ctx, 1 / batch.num_targets)
+    differences["loss"] = difference(loss / batch.num_targets, golden["loss"])
+    differences |= {f"grad/{name}": found for name, found in _gradients(model, group, golden).items()}
+    step = TrainStep(model, AdamW(model.named_params(), AdamWSettings((0.9, 0.95), 1e-8, 0.1)), CLIP_NORM)
+    losses = [step([batch], LR).loss for _ in golden["training_losses"]]
+    return differences | {"training_losses": difference(losses, golden["training_losses"])}
+
+
+def _gradients(model: EncoderDecoder, group: Group, golden: Golden) -> Differences:
+    """Those of all parameters; the constant bias of the logits has none."""
+    trained = named(golden, "grad/")
+    like = dict(trained)
+    for name, param in model.named_params():
+        if name == "logits bias.bias":
+            assert param.grad is None
+            param.grad = np.zeros_like(param.data)
+            like["final_logits_bias"] = np.zeros((1, model.config.vocab_size))
+    grads = global_tensors(model, group, "grad", like)
+    return {name: difference(grads[name], grad) for name, grad in trained.items()}
