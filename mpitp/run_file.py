@@ -25,11 +25,22 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = (), *, ranks: i
     for override in overrides:
         _apply_override(tables, override)
     try:
-        _check_whole_numbers(tables)
-        _expand_paths(tables)
-        return run_config_from(tables)
+        return _checked(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def make_run_config(tables: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """A run without a file, from the tables that one would have."""
+    for override in overrides:
+        _apply_override(tables, override)
+    return _checked(tables)
+
+
+def _checked(tables: dict[str, Any]) -> RunConfig:
+    _check_whole_numbers(tables)
+    _expand_paths(tables)
+    return run_config_from(tables)
 
 
 def _read_tables(path: str | Path, pipes: Pipes) -> dict[str, Any]:

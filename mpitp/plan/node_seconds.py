@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from mpitp.comm.mesh import AXES
 from mpitp.layers.layer import BACKWARD
-from mpitp.ops.sight import TILE
+from mpitp.ops.sight import LONG_TILE, TILE
 from mpitp.plan.graph import Collective, Node, Operation
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.operations import ATTENTION, PRODUCT
 
 HALVES = ("all_gather", "reduce_scatter")  # each is half of an all-reduce
 MESSAGES = ("send", "recv")
+HEAD_WIDTH = 64  # as most models have it: the rate of a tile's products hardly depends on it
 
 
 def spread(sizes: Mapping[str, int], axes: tuple[str, ...], per_node: int) -> tuple[int, int]:
@@ -41,9 +42,7 @@ def node_seconds(node: Node, machine: Machine, sizes: Mapping[str, int], dtype: 
     if node.kind == PRODUCT:
         return _product(node, machine, dtype)
     if node.kind == ATTENTION:
-        width = max(1, node.output.width if node.output else 1)
-        tile = min(TILE, node.output.rows if node.output else TILE)
-        return node.flops / machine.products.rate(dtype, tile, tile, min(width, 128))
+        return node.flops / machine.products.rate(dtype, TILE, LONG_TILE, HEAD_WIDTH)
     return machine.compute.pass_seconds(node.moved_bytes)
 
 
