@@ -13,6 +13,7 @@ from mpitp.layers.gathered import deal_weights
 from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
 from mpitp.models import CausalLM, DecoderConfig, abstract_model, build_model, config_from_hf
+from mpitp.models.encoder_decoders import is_encoder_decoder
 from mpitp.models.encoders import is_encoder
 from mpitp.models.ends import GENERATION_CONFIG, check_bos, ids_of, with_ends
 from mpitp.models.registry import recompute_blocks, tensor_names
@@ -83,6 +84,11 @@ def load_config(directory: str | Path) -> DecoderConfig:
         raise ConfigError(
             f"{directory} holds an encoder (model_type {raw['model_type']!r}), and this needs a model that continues "
             'text; mpitp embed takes encoders, and mpitp train with [task] kind = "classification" or "masked"'
+        )
+    if is_encoder_decoder(raw):
+        raise ConfigError(
+            f"{directory} holds an encoder with a decoder (model_type {raw['model_type']!r}), and this needs a model "
+            'that continues text; mpitp generate takes such, and mpitp train with [task] kind = "translation"'
         )
     try:
         config = config_from_hf(raw)

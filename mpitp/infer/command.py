@@ -32,6 +32,9 @@ examples:
   mpitp launch -n 3 -- generate --model DIR --prompt "Once upon" --temperature 0.8 --top-p 0.95 --seed 7 --stream
   mpitp generate --model DIR --prompt "One" --prompt "A longer second one" --json
   cat prompts.txt | mpitp generate --model DIR --prompts - --json        one prompt a line
+  mpitp generate --model models/t5-small --prompt "translate English to German: ..." --beams 4
+
+An encoder-decoder (T5, BART, Marian) reads the prompt and prints its own text alone, as generation_config.json says.
 
 --json prints one object a prompt: prompt, text, tokens, finish_reason ("eos" or "length")."""
 
@@ -51,6 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest, up to probability P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides the text when T > 0; default 0")
+    parser.add_argument(
+        "--beams",
+        type=int,
+        metavar="N",
+        help="encoder-decoders: search with N beams; default: as the model's files say",
+    )
+    parser.add_argument(
+        "--length-penalty", type=float, metavar="L", help="of beams: above 0 long texts gain; default 1"
+    )
+    parser.add_argument(
+        "--early-stopping", choices=("false", "true", "never"), help="of beams: when they stop; default false"
+    )
     parser.add_argument("--stream", action="store_true", help="print the text as it comes (one prompt only)")
     parser.add_argument("--no-echo", action="store_true", help="print the continuation without the prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
@@ -70,12 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; every rank runs this, rank 0 prints."""
+    from mpitp.checkpoint.hf_directory import read_config
     from mpitp.checkpoint.load import load_config, model_facts
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.infer.generate import Follower, generate
     from mpitp.infer.sampling import Sampling
+    from mpitp.infer.translate_command import refuse_beams, run_pairs
+    from mpitp.models.encoder_decoders import is_encoder_decoder
     from mpitp.models.ends import TOKENIZER, notices_of, with_ends
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -83,6 +101,9 @@ def run(args: argparse.Namespace) -> int:
     group, device = start_job(args.device, invariant=args.invariant)
     agree(group, lambda: call_facts("generate", args, ["model"]) | model_facts("--model", args.model))
     prompts = _prompts(args, group)
+    if is_encoder_decoder(read_config(args.model)):
+        return run_pairs(args, prompts, sampling, group, device)
+    refuse_beams(args)
     tokenizer = load_tokenizer(args.model)
     config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]

@@ -53,7 +53,7 @@ class KeyCaches(Caches):
         return self._of_layer[layer]
 
     def keep(self, slots: list[int]) -> None:
-        """Go on with these slots only, renumbered in this order."""
+        """Go on with these slots only, renumbered in this order; one that comes again is copied."""
         self.capacities = tuple(self.capacities[slot] for slot in slots)
         for cache in self._of_layer.values():
             cache.keep(slots)

@@ -38,6 +38,8 @@ class LayerCache:
         return sum(array.nbytes for array in (*self._keys, *self._values))
 
     def keep(self, indices: list[int]) -> None:
-        """Go on with these sequences only, renumbered in this order."""
-        self._keys = [self._keys[i] for i in indices]
-        self._values = [self._values[i] for i in indices]
+        """Go on with these sequences only, renumbered in this order; one that comes again is copied."""
+        again = [i in indices[:place] for place, i in enumerate(indices)]
+        chosen = list(zip(indices, again, strict=True))
+        self._keys = [self._keys[i].copy() if is_again else self._keys[i] for i, is_again in chosen]
+        self._values = [self._values[i].copy() if is_again else self._values[i] for i, is_again in chosen]

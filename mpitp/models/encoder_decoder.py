@@ -21,7 +21,7 @@ from mpitp.backend.arrays import Array, from_host, to_host
 from mpitp.backend.precision import widened
 from mpitp.errors import ConfigError
 from mpitp.layers.build import Builder
-from mpitp.layers.cached_attention import Caches
+from mpitp.layers.cached_attention import Caches, KeyCaches
 from mpitp.layers.layer import Layer
 from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.rows import Rows
@@ -81,6 +81,10 @@ class EncoderDecoder(LayeredModel):
         for name in self._names(before=False):
             x, _ = self.layers[name].forward(x, run)
         return widened(to_host(self.gather_logits(x)))
+
+    def new_caches(self, capacities: Sequence[int]) -> KeyCaches:
+        """Empty caches of the decoder's own keys and values, for texts of at most these lengths."""
+        return KeyCaches(capacities)
 
     def _names(self, *, before: bool) -> list[str]:
         """Of the layers up to the memory, or behind it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitp.comm import world_group
-from tests.parity.encoder_decoder_case import compare_pairs
+from tests.parity.encoder_decoder_case import compare_pairs, compare_texts
 
 pytestmark = pytest.mark.mpi
 
@@ -14,3 +14,7 @@ pytestmark = pytest.mark.mpi
 def test_matches_reference(case: str) -> None:
     differences = compare_pairs(world_group(), case)
     assert {name: value for name, value in differences.items() if not value < 1e-11} == {}
+
+
+def test_texts_are_the_references() -> None:
+    assert compare_texts(world_group(), "bart") == []

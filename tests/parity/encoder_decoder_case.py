@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mpitp.checkpoint.encoder_decoder import load_encoder_decoder
+from mpitp.checkpoint.hf_directory import read_generation_config
 from mpitp.comm import Group
+from mpitp.infer.beams import BeamSettings
+from mpitp.infer.generate import Completion
+from mpitp.infer.rules import read_rules
+from mpitp.infer.translate import translate
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch
@@ -18,6 +24,7 @@ from tests.parity.global_tensors import global_tensors
 from tests.parity.golden_case import CLIP_NORM, LR, Differences, Golden, difference, named
 
 PAIRS = Path(__file__).parent / "golden_encoder_decoders"
+NEW_TOKENS = 9
 PAIR_CASES = sorted(path.name for path in PAIRS.iterdir() if path.is_dir())
 
 
@@ -37,6 +44,22 @@ def batch_of(golden: Golden) -> Batch:
 def sources_of(golden: Golden) -> list[list[int]]:
     """The sources, each by itself."""
     return [ids.tolist() for ids in np.split(golden["source"], np.cumsum(golden["source_lengths"])[:-1])]
+
+
+def compare_texts(group: Group, case: str) -> list[tuple[str, list[int], Completion]]:
+    """Greedy texts and those of every beam search that aren't the reference's: name, the reference's, ours."""
+    golden, model = pair_arrays(case), load_encoder_decoder(PAIRS / case, make_site(group, dtype="float64"))
+    rules, wrong = read_rules(model.config, read_generation_config(PAIRS / case)), []
+    for name, texts in golden.items():
+        if name.startswith("generated/"):
+            _, beams, penalty, early = name.split("/")
+            settings = BeamSettings(int(beams), float(penalty), {"True": True, "False": False}.get(early, early))
+            found = translate(model, sources_of(golden), NEW_TOKENS, replace(rules, beams=settings))
+            for text, ours in zip(texts.tolist(), found, strict=True):
+                end = next((i for i, token in enumerate(text) if token in rules.ends), None)
+                if ours != Completion(text[:end], "length" if end is None else "eos"):
+                    wrong.append((name, text, ours))
+    return wrong
 
 
 def compare_pairs(group: Group, case: str, dtype: str = "float64", num_blocks: int = 0) -> Differences:

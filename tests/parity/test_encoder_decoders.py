@@ -7,7 +7,7 @@ import pytest
 
 from mpitp.comm import run_threads
 from mpitp.ops.relative_buckets import Buckets
-from tests.parity.encoder_decoder_case import PAIR_CASES, PAIRS, compare_pairs
+from tests.parity.encoder_decoder_case import PAIR_CASES, PAIRS, compare_pairs, compare_texts
 from tests.parity.golden_case import largest
 
 TOLERANCE = 1e-11  # float64; what is seen is about 1e-15, in training losses 1e-12
@@ -38,6 +38,12 @@ def test_float32_differs_by_rounding_only(case: str) -> None:
     print(f"{case}: {largest(differences)}")
     differences.pop("training_losses")
     assert {name: value for name, value in differences.items() if not value < 1e-5} == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("case", PAIR_CASES)
+def test_greedy_texts_and_beams_are_the_references(case: str, ranks: int) -> None:
+    assert run_threads(ranks, compare_texts, case) == [[]] * ranks
 
 
 def test_distances_fall_into_the_references_buckets() -> None:
