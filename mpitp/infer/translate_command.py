@@ -64,7 +64,7 @@ def _rules(args: argparse.Namespace, rules: Rules, sampling: Sampling) -> Rules:
     beams = rules.beams
     count = args.beams if args.beams is not None else 1 if sampling.temperature else beams.count
     penalty = beams.length_penalty if args.length_penalty is None else args.length_penalty
-    words = {"false": False, "true": True, "never": "never"}
+    words: dict[str, bool | str] = {"false": False, "true": True, "never": "never"}
     early = beams.early if args.early_stopping is None else words[args.early_stopping]
     ends = () if args.ignore_eos else rules.ends
     return dataclasses.replace(rules, beams=BeamSettings(count, penalty, early), ends=ends)
