@@ -10,7 +10,8 @@ other. A rank that has no rows in a pass joins its collectives all the same (`id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +51,14 @@ class DealtParam:
 
     def start_scatter(self, grad: Array | None) -> Pending:
         """The sum of the ranks' gradients, this rank's rows. None: this rank has none."""
-        whole = (sum(map(len, self.rows)), *self.param.data.shape[1:])
         if grad is None:
-            grad = array_module(self.param.data).zeros(whole, self.param.grad_dtype)
+            grad = array_module(self.param.data).zeros(self.whole_shape, self.param.grad_dtype)
         return self.group.start_reduce_scatter(grad, [len(rows) for rows in self.rows])
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Of the array that the rows of all ranks make."""
+        return (sum(map(len, self.rows)), *self.param.data.shape[1:])
 
     def add(self, scattered: Array) -> None:
         """To the gradient of this rank's rows."""
@@ -165,6 +170,21 @@ def deal_weights(layers: dict[str, Layer], mesh: Mesh) -> None:
 def gathered_layers(layers: dict[str, Layer]) -> list[GatheredWeights]:
     """The wrapped ones, in forward order."""
     return [layer for layer in layers.values() if isinstance(layer, GatheredWeights)]
+
+
+@contextlib.contextmanager
+def in_whole_shapes(layers: dict[str, Layer]) -> Iterator[None]:
+    """Meanwhile weights have the shapes of whole ones, and no numbers: for layers that are asked what they would do."""
+    params = {id(dealt.param): dealt for layer in gathered_layers(layers) for dealt in layer.dealt}
+    kept = [(dealt.param, dealt.param.data) for dealt in params.values()]
+    for dealt in params.values():
+        xp = array_module(dealt.param.data)
+        dealt.param.data = xp.broadcast_to(xp.zeros((), dealt.param.data.dtype), dealt.whole_shape)
+    try:
+        yield
+    finally:
+        for param, rows in kept:
+            param.data = rows
 
 
 def finish_scatters(layers: dict[str, Layer]) -> None:

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mpitp.backend.precision import wide_dtype
+from mpitp.layers.gathered import in_whole_shapes
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Wrapper, walk
 from mpitp.layers.recompute import Recompute
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
@@ -106,8 +107,10 @@ def own_traffic(model: CausalLM, work: Work) -> dict[Key, Own]:
     """
     table: dict[Key, Own] = {}
     mesh = model.site.mesh
-    for name, layer in walk(model.all_layers()):
-        for send in (each for each in layer.sends() if mesh.sizes[each.axis] > 1 or mesh.world.size == 1):
+    with in_whole_shapes(model.layers):
+        sends = [(name, layer.sends()) for name, layer in walk(model.all_layers())]
+    for name, own in sends:
+        for send in (each for each in own if mesh.sizes[each.axis] > 1 or mesh.world.size == 1):
             passes, tokens = work.of(name, send.phase)
             item = wide_dtype(model.dtype).itemsize if send.is_wide else model.dtype.itemsize
             size = Fraction(send.calls * tokens * send.width * item)
@@ -136,15 +139,15 @@ def _messages(model: CausalLM, work: Work) -> Iterator[tuple[str, int, int]]:
     for chunk in model.chunks if model.site.mesh["pp"].size > 1 else ():
         first, last = chunk.names[0], chunk.names[-1]
         if first != EMBEDDING:
-            yield "recv", *_forward_work(model.layers[first], first, work)
+            yield "recv", *forward_work(model.layers[first], first, work)
             yield "send", *work.of(first, BACKWARD)
         if not chunk.ends_in_loss:
-            yield "send", *_forward_work(model.layers[last], last, work)
+            yield "send", *forward_work(model.layers[last], last, work)
             yield "recv", *work.of(last, BACKWARD)
 
 
-def _forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:
-    """Forward passes and their tokens, without those that backward has made again."""
+def forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:
+    """Forward passes through a layer of the model, and their tokens, without those that backward has made again."""
     passes, tokens = work.of(name, FORWARD)
     while isinstance(layer, Wrapper):
         if isinstance(layer, Recompute):

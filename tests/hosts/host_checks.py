@@ -166,6 +166,19 @@ def test_a_pipeline_over_two_hosts(folder: Path) -> None:
     assert sent_bytes("h2") - before > 4 * 4 * 2 * 64 * 432 * 4  # steps, microbatches, ranks, tokens, width, bytes
 
 
+def test_replicas_of_pipelines_of_cut_stages_go_on_in_another_layout(folder: Path) -> None:
+    """pp 2 x dp 2 x tp 2, a stage on each host; then dp 3 on three hosts, with ZeRO-1. The bits of one rank."""
+    batch = ("train.micro_batch_size=1", "train.global_batch_size=4", "optim.schedule=constant")
+    micro = [word for setting in batch for word in ("--set", setting)]
+    expected = train(folder, (1,), "runs/axes-one-rank", *micro)
+    before = sent_bytes("h2")
+    axes = [word for axis in ("pp", "dp", "tp") for word in ("--set", f"mesh.{axis}=2")]
+    assert train(folder, (4, 4), "runs/axes", *micro, *axes, "--set", "train.steps=3") == expected[:3]
+    assert sent_bytes("h2") - before > 2 * 3 * 4 * 64 * 48 * 4  # both ways, steps, microbatches, tokens, width, bytes
+    others = ("--set", "mesh.dp=3", "--set", "optim.zero=1", "--resume", "auto")
+    assert train(folder, (1, 1, 1), "runs/axes", *micro, *others) == expected
+
+
 def test_sums_are_hidden_on_a_slow_link(folder: Path) -> None:
     # a sum of 2 MiB takes 17 ms, the products behind which dx and y run 5 to 20 ms
     sizes = "--layers 1 --hidden 512 --heads 8 --vocab 512 --batch 4 --seq 256 --steps 3"

@@ -147,6 +147,27 @@ def test_cancelled_job_is_saved_stays_cancelled_and_goes_on_with_other_ranks(
         assert (step, loss) == (same_step, pytest.approx(expected, rel=1e-4))
 
 
+def test_stages_replicas_and_shards_on_two_nodes_go_on_in_another_layout(cluster: Cluster, folder: Path) -> None:
+    """pp 2 x dp 2 x tp 2 with a stage on each node, then dp 3 on one node: the bits of one rank."""
+    keys = ("train.steps=5", "train.invariant=true", "train.global_batch_size=4", "optim.schedule=constant")
+    same = [word for key in keys for word in ("--set", key)]
+    command = [BIN / "mpitp", "train", "run.toml", *same, "--set", "train.run_dir=runs/one"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=cluster.environment)
+
+    def run(tasks: tuple[str, ...], *more: str) -> str:
+        words = (*tasks, "--cpus-per-task=1", str(JOBS / "cpu_multinode.sbatch"), "run.toml", *same)
+        number = cluster.submit(*words, "--set", "train.run_dir=runs/axes", *more, folder=folder)
+        job, text = cluster.wait(number), output(folder, f"mpitp-train-{number}")
+        assert (job.state, job.code) == ("COMPLETED", 0), text
+        return text
+
+    axes = [word for axis in ("pp", "dp", "tp") for word in ("--set", f"mesh.{axis}=2")]
+    run(("--nodes=2", "--ntasks-per-node=4"), *axes, "--set", "train.steps=3")
+    assert losses(folder / "runs/axes") == losses(folder / "runs/one")[:3]
+    assert "after step 3" in run(("--nodes=1", "--ntasks-per-node=3"), "--set", "mesh.dp=3", "--set", "optim.zero=1")
+    assert losses(folder / "runs/axes") == losses(folder / "runs/one")
+
+
 def test_array_sweep_and_exit_codes(cluster: Cluster, folder: Path) -> None:
     (folder / "sweep.txt").write_text("optim.lr=1e-3 train.steps=2\ndata.seq_len=4096\n")
     words = ["--array=1-3", "--ntasks-per-node=2", "--cpus-per-task=1", str(JOBS / "array_sweep.sbatch"), "run.toml"]

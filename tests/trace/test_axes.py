@@ -23,6 +23,11 @@ LAYOUTS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [  # ranks, [mesh], 
     (4, {"dp": 2, "tp": 2}, {}),
     (2, {"dp": 2}, {"optim_zero": 1, "model_dtype": "bfloat16"}),
     (3, {"dp": 3}, {"optim_zero": 2}),
+    (3, {"dp": 3}, {"optim_zero": 3}),
+    (4, {"pp": 2, "dp": 2}, {"optim_zero": 3, "train_recompute": "full"}),
+    (4, {"dp": 2, "tp": 2, "sequence_parallel": True}, {"optim_zero": 3}),
+    (3, {"dp": 3}, {"train_invariant": True, "optim_zero": 1}),
+    (4, {"pp": 2, "dp": 2}, {"train_invariant": True}),
     (2, {"pp": 2}, {}),
     (4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"train_recompute": "full"}),
     (2, {"pp": 2, "schedule": "zb"}, {"train_recompute": "every:2"}),
@@ -70,6 +75,8 @@ def test_every_axis_sends_what_its_closed_form_says(
     trace = traced(ranks, data, tmp_path, mesh, keys)
     assert [str(row) for row in trace.ledger if not row.is_expected] == []
     told = {row.axis for row in trace.ledger if row.formula}
+    places = ("buckets.", "gathered.", "reduction.", "runner.send", "runner.expect", "runner.add_others")
+    assert [str(row) for row in trace.ledger if row.place.startswith(places) and not row.formula] == []
     assert told >= {axis for axis in ("pp", "dp", "cp", "tp") if mesh.get(axis, 1) > 1}
 
 
