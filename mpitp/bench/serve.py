@@ -27,7 +27,8 @@ from mpitp.comm.serial import SerialGroup
 from mpitp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from mpitp.errors import LaunchError
 from mpitp.infer.blocks import blocks_of
-from mpitp.infer.engine import Engine, Executor
+from mpitp.infer.engine import Engine
+from mpitp.infer.executor import Executor
 from mpitp.infer.requests import SILENT, Request
 from mpitp.infer.sampling import Sampling
 from mpitp.infer.schedule import Limits

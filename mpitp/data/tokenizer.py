@@ -119,6 +119,12 @@ class Tokenizer:
         stream = self.stream_decoder(skip_special_tokens, context)
         return "".join(stream.push(i) for i in ids) + stream.flush()
 
+    def has_ids_of(self, other: Tokenizer) -> bool:
+        """Whether every id that both have stands for the same token, so that ids of one are read by the other."""
+        own, others = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        common = own.items() & others.items()
+        return len(common) == min(len(own), len(others))
+
     def has_token(self, id_: int) -> bool:
         """Whether an id stands for anything; a model's vocabulary may have more ids, and there may be gaps."""
         return self._backend.id_to_token(id_) is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mpitp.config import DTYPES
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, UsageError
+from mpitp.infer import speculate_options
 from mpitp.infer.lines import from_words, is_surrogate, read_lines, takes_every_letter, write_out
 from mpitp.paths import path_option
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
-    from mpitp.infer.generate import Completion, Speed
+    from mpitp.infer.generate import Completion, Drafts, Speed
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
     from mpitp.trace.tracer import Tracer
@@ -70,7 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-echo", action="store_true", help="print the continuation without the prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
-    parser.add_argument("--tokens-per-second", action="store_true", help="print prefill and decode speed on stderr")
+    parser.add_argument(
+        "--tokens-per-second", "--stats", action="store_true", help="print prefill and decode speed on stderr"
+    )
+    speculate_options.add_arguments(parser)
     parser.add_argument(
         "--trace",
         type=path_option,
@@ -86,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate; every rank runs this, rank 0 prints."""
     from mpitp.checkpoint.hf_directory import read_config
-    from mpitp.checkpoint.load import load_config, model_facts
+    from mpitp.checkpoint.load import load_config
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
@@ -99,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     _check(args)
     group, device = start_job(args.device, invariant=args.invariant)
-    agree(group, lambda: call_facts("generate", args, ["model"]) | model_facts("--model", args.model))
+    agree(group, lambda: call_facts("generate", args, ["model"]) | _model_facts(args))
     prompts = _prompts(args, group)
     if is_encoder_decoder(read_config(args.model)):
         return run_pairs(args, prompts, sampling, group, device)
@@ -110,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     tracer = _tracer(args)
     world = group if tracer is None else tracer.watch(group)
     model = _load(args, config, world, device)
+    speculation = speculate_options.make_speculation(args, world, device, tokenizer)
     if tracer is not None:
         tracer.attach(model)
     printer = Printer(args, tokenizer, prompts, encoded, is_speaker=group.rank == 0)
@@ -119,15 +124,23 @@ def run(args: argparse.Namespace) -> int:
     eos_ids = () if args.ignore_eos else None
     follower = Follower(printer.token)
     printer.begin()
-    done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, follower, world)
+    done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, follower, world, speculation)
     printer.end(done)
     if group.rank == 0:
         tell(_textless(tokenizer, [token for text in done for token in text.tokens], config.vocab_size))
         if args.tokens_per_second:
-            _print_speed(follower.speed, group.size)
+            _print_speed(follower.speed, group.size, None if speculation is None else follower.speed.drafts)
     if tracer is not None:
         _finish_trace(tracer, group, args.trace)
     return 0
+
+
+def _model_facts(args: argparse.Namespace) -> dict[str, str]:
+    """What the directories hold."""
+    from mpitp.checkpoint.load import model_facts
+
+    draft = speculate_options.directory_of(args)
+    return model_facts("--model", args.model) | ({} if draft is None else model_facts("--speculate", draft))
 
 
 def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device: Device) -> CausalLM:
@@ -226,6 +239,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--stream prints one text as it comes; it goes with a single --prompt and without --json")
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed must lie in 0 .. 2^63 - 1, got {args.seed}")
+    speculate_options.check(args)
+    if args.speculate and args.trace:
+        raise UsageError("--trace shows steps of one token each; leave out --speculate")
 
 
 def _prompts(args: argparse.Namespace, group: Group) -> list[str]:
@@ -256,7 +272,7 @@ def _say_shortened(max_new_tokens: int, encoded: list[list[int]], positions: int
             )
 
 
-def _print_speed(speed: Speed, ranks: int) -> None:
+def _print_speed(speed: Speed, ranks: int, drafts: Drafts | None) -> None:
     def rate(tokens: int, seconds: float) -> str:
         return f"{tokens} tokens in {seconds:.2f} s ({tokens / seconds:.1f} tokens/s)" if tokens else "none"
 
@@ -265,3 +281,9 @@ def _print_speed(speed: Speed, ranks: int) -> None:
         f"decode: {rate(speed.decode_tokens, speed.decode_seconds)}; {ranks} rank{'s' * (ranks > 1)}",
         file=ErrorStream(),
     )
+    if drafts is not None:
+        each = (drafts.steps + drafts.right) / max(1, drafts.steps)
+        print(
+            f"speculation: {drafts.right} of {drafts.tried} drafts were right; {each:.2f} tokens of a text a step",
+            file=ErrorStream(),
+        )

@@ -12,134 +12,45 @@ nothing else (`follow`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from mpitp.comm.group import Group
-from mpitp.errors import NumericError, UsageError
+from mpitp.errors import UsageError
 from mpitp.infer.blocks import BLOCK, ROOT, BlockPool, Match, blocks_of
-from mpitp.infer.orders import Next, OrderChannel, Reason, TextRun, WorkOrder, merged
+from mpitp.infer.executor import Executor
+from mpitp.infer.orders import Next, Reason, TextRun, WorkOrder, merged
 from mpitp.infer.requests import Request
-from mpitp.infer.sampling import NO_PENALTIES, likelihoods, uniform_draw
+from mpitp.infer.sampling import likelihoods
 from mpitp.infer.schedule import Limits, Plan, RunningText, WaitingText, plan_step
-from mpitp.layers.layer import Layer
-from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mpitp.layers.paged_cache import PagedCaches
-from mpitp.layers.product import RowByRowProduct
-from mpitp.layers.rows import Rows, Run
-from mpitp.models.batch import Batch
-from mpitp.models.model import CausalLM
-
-
-class Executor:
-    """Carries work orders out on this rank, with a cache of `num_blocks` blocks.
-
-    `world`: the ranks that get the orders; None: those that the model is laid on.
-    """
-
-    def __init__(self, model: CausalLM, num_blocks: int, world: Group | None = None) -> None:
-        self.model, self.num_blocks = model, num_blocks
-        self.caches = PagedCaches(num_blocks * BLOCK, one_by_one=bool(model.site.num_blocks))
-        self.channel = OrderChannel(world or model.site.ranks, num_blocks * BLOCK)
-
-    def execute(self, order: WorkOrder) -> np.ndarray:
-        """Logits [b, v] behind the runs that want them, equal on every rank.
-
-        Raises NumericError where they are not finite, on every rank alike.
-        """
-        for source, target, count in order.copies:
-            self.caches.copy(source, target, count)
-        if not order.runs:
-            return np.empty((0, self.model.config.vocab_size), self.model.dtype)
-        self.caches.tables = [run.table for run in order.runs]
-        runs = tuple(Run(slot, run.first, len(run.tokens), slot) for slot, run in enumerate(order.runs))
-        batch = Batch(np.array([token for run in order.runs for token in run.tokens], np.int64), Rows(runs))
-        wanted = [slot for slot, run in enumerate(order.runs) if run.wanted]
-        if len(wanted) == len(runs):
-            logits = self.model.next_logits(batch, self.caches)
-        else:
-            logits = self.model.next_logits(batch, self.caches, wanted)
-        if not np.isfinite(logits).all():  # equal on every rank, and so is the decision
-            raise NumericError("logits that are not finite: the model's weights are damaged, or overflow in this dtype")
-        return logits
-
-    def follow(self, on_order: Callable[[WorkOrder], object] = lambda order: None) -> None:
-        """On the other ranks: carry out what comes until the engine ends; `on_order` is told of each first."""
-        while True:
-            order = self.channel.receive()
-            on_order(order)
-            if order.next is Next.END:
-                return
-            self.execute(order)
-
-
-@contextmanager
-def row_by_row(model: CausalLM) -> Iterator[None]:
-    """Meanwhile the rows of an invariant model are multiplied one by one: a text's bits don't depend on others."""
-    linears = [layer for layer in _linears(model.all_layers().values()) if model.site.num_blocks]
-    before = [layer.product for layer in linears]
-    for layer in linears:
-        layer.product = RowByRowProduct(layer.product)
-    try:
-        yield
-    finally:
-        for layer, product in zip(linears, before, strict=True):
-            layer.product = product
-
-
-def _linears(layers: Iterable[object]) -> Iterator[ColumnParallelLinear | RowParallelLinear]:
-    for layer in layers:
-        if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-            yield layer
-        elif isinstance(layer, Layer):
-            yield from _linears(layer.children().values())
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """A text under way: `known` tokens (the prompt, then what was chosen), the first `computed` of them cached.
-
-    `filed` of its `blocks` are filed under their content, the last of these as `node`.
-    """
-
-    number: int
-    request: Request
-    known: list[int]
-    computed: int = 0
-    blocks: list[int] = field(default_factory=list)
-    table: tuple[tuple[int, int], ...] = ()
-    filed: int = 0
-    node: int = ROOT
-
-    @property
-    def new(self) -> list[int]:
-        """What was chosen so far."""
-        return self.known[len(self.request.prompt) :]
-
-    @property
-    def is_done_with_prompt(self) -> bool:
-        """Whether another text with the same prompt finds all of it in the cache."""
-        return self.computed >= len(self.request.prompt)
+from mpitp.infer.speculation import Drafts, Speculation
+from mpitp.infer.texts import Text
 
 
 class Engine:
     """Rank 0's side: texts wait, run, and end. Not for several threads.
 
-    `files`: whether beginnings are found again in the cache.
+    `files`: whether beginnings are found again in the cache. `speculation`: where drafts come from; the executor has
+    its model.
     """
 
-    def __init__(self, executor: Executor, limits: Limits, *, files: bool = True) -> None:
-        self.executor, self.limits = executor, limits
+    def __init__(
+        self, executor: Executor, limits: Limits, *, files: bool = True, speculation: Speculation | None = None
+    ) -> None:
+        self.executor, self.limits, self.speculation = executor, limits, speculation
+        self.speculator = None
+        if speculation is not None:
+            self.speculator = speculation.speculator(executor.model.config.vocab_size)
         self.pool = BlockPool(executor.num_blocks, files=files)
         self.waiting: deque[Text] = deque()  # by age
         self.running: dict[int, Text] = {}  # by age
         self.reused_tokens = self.preemptions = self.computed_tokens = 0
+        self.chosen_runs = self.drafted_tokens = self.accepted_tokens = 0
         self._texts = 0
         self._orders = 0
         self._told: list[tuple[int, int, Reason]] = []
+        self._copies: list[tuple[int, int, int]] = []
         self.plan: Plan | None = None  # of the newest step
 
     def submit(self, request: Request) -> int:
@@ -171,19 +82,18 @@ class Engine:
         plan = plan_step(
             [self._as_running(text) for text in self.running.values()], waiting, self.pool.free, self.limits
         )
-        copies = self._carry_out(plan, {text.number: match for text, match in found})
-        order = self._order(plan, copies)
-        logits = self._do(order)
-        self._advance(order)
-        wanting = [self.running[run.text] for run in order.runs if run.wanted]
-        for row, text in enumerate(wanting):
-            self._choose(text, logits[row])
+        self._copies = self._carry_out(plan, {text.number: match for text, match in found})
+        runs = self._runs(plan)
+        drafts = self._drafts(runs, dict(plan.drafts))
+        logits = self._do([_with_drafts(run, drafts.get(run.text, ())) for run in runs])
+        self._advance(runs)
+        self._choose_all(runs, drafts, logits)
         self.plan = plan
         return True
 
     def tell_rest(self) -> None:
         """There will be nothing to do for a while: the other ranks may sleep."""
-        self._do(WorkOrder(self._next_order(), next=Next.SLEEP))
+        self._send(WorkOrder(self._next_order(), next=Next.SLEEP))
 
     def end(self) -> list[tuple[int, int, Reason]]:
         """Let the other ranks go; what was chosen last."""
@@ -226,7 +136,10 @@ class Engine:
 
     def _as_running(self, text: Text) -> RunningText:
         own = sum(1 for block in text.blocks if not self.pool.is_shared(block))
-        return RunningText(text.number, text.computed, len(text.known), len(text.blocks), own)
+        drafts = 0
+        if self.speculator is not None and self.speculation is not None and len(text.known) - text.computed == 1:
+            drafts = self.speculator.most(text, min(self.speculation.tokens, text.room - 1))
+        return RunningText(text.number, text.computed, len(text.known), len(text.blocks), own, drafts)
 
     # Carrying it out
 
@@ -252,7 +165,7 @@ class Engine:
         return text
 
     def _bring_in(self, text: Text, match: Match) -> list[tuple[int, int, int]]:
-        text.blocks, text.computed = list(match.blocks), match.tokens
+        text.blocks, text.computed, text.followed = list(match.blocks), match.tokens, match.tokens
         text.filed, text.node = len(match.blocks), match.node
         places = len(text.request.prompt) + text.request.room - 1 if self.limits.reserve else len(text.known)
         self._grow(text, blocks_of(places) - len(text.blocks))
@@ -264,7 +177,7 @@ class Engine:
 
     def _grow(self, text: Text, count: int) -> None:
         text.blocks += self.pool.take(count, text.blocks[-1] if text.blocks else None)
-        text.table = merged([(block * BLOCK, (block + 1) * BLOCK) for block in text.blocks])
+        text.table = _table(text.blocks)
 
     def _wait_again(self, text: Text) -> None:
         self.preemptions += 1
@@ -276,61 +189,111 @@ class Engine:
         if text.blocks:
             self._file(text, with_part=True)
         self.pool.release(text.blocks)
-        text.blocks, text.table, text.computed, text.filed, text.node = [], (), 0, 0, ROOT
+        text.blocks, text.table, text.computed, text.followed, text.filed, text.node = [], (), 0, 0, 0, ROOT
 
-    def _order(self, plan: Plan, copies: Sequence[tuple[int, int, int]]) -> WorkOrder:
+    def _runs(self, plan: Plan) -> list[TextRun]:
+        """What is computed of tokens that are known."""
         runs = []
         for number, count in plan.rows:
             text = self.running[number]
             stop = text.computed + count
             tokens = tuple(text.known[text.computed : stop])
-            runs.append(TextRun(number, text.computed, tokens, text.table, stop == len(text.known)))
-        return WorkOrder(self._next_order(), tuple(runs), tuple(copies), tuple(self._told))
+            runs.append(TextRun(number, text.computed, tokens, text.table, int(stop == len(text.known))))
+        return runs
+
+    def _drafts(self, runs: Sequence[TextRun], counts: Mapping[int, int]) -> Drafts:
+        if self.speculator is None:
+            return {}
+        texts = [self.running[run.text] for run in runs]
+        return self.speculator.drafts(texts, runs, counts, lambda asked: self._do(asked, model=1))
+
+    def _do(self, runs: Sequence[TextRun], model: int = 0) -> np.ndarray:
+        """One pass of all ranks; the first of a step takes along what was chosen and is to be copied."""
+        order = WorkOrder(self._next_order(), tuple(runs), tuple(self._copies), tuple(self._told), model=model)
+        self._copies = []
+        self._send(order)
+        return self.executor.execute(order)
+
+    def _send(self, order: WorkOrder) -> None:
+        self.executor.channel.send(order)
+        self._told = []
 
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
 
-    def _do(self, order: WorkOrder) -> np.ndarray:
-        self.executor.channel.send(order)
-        self._told = []
-        return self.executor.execute(order)
-
     # After the step
 
-    def _advance(self, order: WorkOrder) -> None:
-        for run in order.runs:
+    def _advance(self, runs: Sequence[TextRun]) -> None:
+        for run in runs:
             text = self.running[run.text]
             was_done = text.is_done_with_prompt
-            text.computed += len(run.tokens)
-            self.computed_tokens += len(run.tokens)
+            self._count_computed(text, len(run.tokens))
             if text.computed >= (text.filed + 1) * BLOCK or (not was_done and text.is_done_with_prompt):
                 self._file(text, with_part=not was_done)
 
+    def _count_computed(self, text: Text, count: int) -> None:
+        text.computed += count
+        self.computed_tokens += count
+        if len(self.executor.models) == 1:
+            text.followed = text.computed
+
     def _file(self, text: Text, *, with_part: bool) -> None:
         """File the blocks that are full now; `with_part`: and what is in the one behind them."""
-        while text.computed >= (text.filed + 1) * BLOCK:
+        stop = min(text.computed, text.followed)
+        while stop >= (text.filed + 1) * BLOCK:
             at = text.filed * BLOCK
             text.node = self.pool.file(text.blocks[text.filed], text.node, text.known[at : at + BLOCK])
             text.filed += 1
-        part = text.known[text.filed * BLOCK : text.computed]
+        part = text.known[text.filed * BLOCK : stop]
         if with_part and part:
             self.pool.file(text.blocks[text.filed], text.node, part)
 
-    def _choose(self, text: Text, logits: np.ndarray) -> None:
-        request, sampling = text.request, text.request.sampling
-        changed = logits
-        if sampling.penalties != NO_PENALTIES:
-            changed = sampling.penalties.applied(logits, request.prompt, text.new)
-        if request.grammar is not None:
-            changed = np.where(request.grammar.allowed(), changed, -np.inf)
-        draw = uniform_draw(sampling.seed, request.occurrence, len(text.known)) if sampling.temperature else 0.0
-        token = sampling.choose(changed, draw)
+    def _choose_all(self, runs: Sequence[TextRun], drafts: Drafts, logits: np.ndarray) -> None:
+        """Choose behind all runs that reach the end of what is known; logits [sum of (1 + drafts), v]."""
+        start = 0
+        for run in (run for run in runs if run.wanted):
+            text, tried = self.running[run.text], drafts.get(run.text, ())
+            self.chosen_runs += 1
+            self.drafted_tokens += len(tried)
+            goes_on = self._choose_behind(text, tried, logits[start : start + 1 + len(tried)])
+            start += 1 + len(tried)
+            if goes_on and tried:
+                self._roll_back(text)
+
+    def _choose_behind(self, text: Text, drafts: Sequence[int], logits: np.ndarray) -> bool:
+        """A token from logits [0], and one from each next row as long as what was chosen is the draft that the row
+        stands behind; whether the text goes on.
+        """
+        for place, row in enumerate(logits):
+            token = self._choose(text, row)
+            if token is None:
+                return False
+            if place == len(drafts) or token != drafts[place]:
+                break
+            self.accepted_tokens += 1
+            self._count_computed(text, 1)
+        return True
+
+    def _roll_back(self, text: Text) -> None:
+        """What was tried in vain is forgotten: its places are written over, its blocks are free again."""
+        text.followed = min(text.followed, text.computed)
+        kept = len(text.blocks) if self.limits.reserve else blocks_of(text.computed)
+        self.pool.release(text.blocks[kept:])
+        text.blocks = text.blocks[:kept]
+        text.table = _table(text.blocks)
+
+    def _choose(self, text: Text, logits: np.ndarray) -> int | None:
+        """The next token of a text from logits [v]; None: the text has ended."""
+        request = text.request
+        token = request.pick(logits, text.new, None if request.grammar is None else request.grammar.allowed())
         reason = self._reason(text, token, logits)
         self._told.append((text.number, token, reason))
-        if reason is not Reason.GOES_ON:
-            self._let_go(self.running.pop(text.number))
-            request.listener.end(reason)
+        if reason is Reason.GOES_ON:
+            return token
+        self._let_go(self.running.pop(text.number))
+        request.listener.end(reason)
+        return None
 
     def _reason(self, text: Text, token: int, logits: np.ndarray) -> Reason:
         """Take a chosen token; how the text goes on."""
@@ -343,3 +306,13 @@ class Engine:
         if not goes_on or (request.grammar is not None and not request.grammar.accept(token)):
             return Reason.STOP
         return Reason.LENGTH if len(text.known) - len(request.prompt) >= request.room else Reason.GOES_ON
+
+
+def _with_drafts(run: TextRun, drafts: tuple[int, ...]) -> TextRun:
+    """The run with drafts behind what is known, and the logits behind each of them."""
+    return replace(run, tokens=run.tokens + drafts, wanted=1 + len(drafts)) if drafts else run
+
+
+def _table(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Extents of places."""
+    return merged([(block * BLOCK, (block + 1) * BLOCK) for block in blocks])

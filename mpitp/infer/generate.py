@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from mpitp.comm.group import Group
 from mpitp.errors import UsageError
 from mpitp.infer.blocks import blocks_of
-from mpitp.infer.engine import Engine, Executor, row_by_row
+from mpitp.infer.engine import Engine
+from mpitp.infer.executor import Executor, row_by_row
 from mpitp.infer.orders import Reason, WorkOrder
 from mpitp.infer.requests import SILENT, Request, room_behind
 from mpitp.infer.sampling import Sampling
 from mpitp.infer.schedule import Limits
+from mpitp.infer.speculation import Speculation
 from mpitp.models.model import CausalLM
 
 OnToken = Callable[[int, int], None]  # (prompt's index, token)
@@ -35,13 +37,23 @@ class Completion:
 
 
 @dataclass(slots=True)
+class Drafts:
+    """`tried` tokens, the right ones of them, and how often tokens of a text were chosen in one step."""
+
+    tried: int = 0
+    right: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True)
 class Speed:
-    """Tokens and seconds of the two phases; the prompts' tokens count as prefill."""
+    """Tokens and seconds of the two phases; the prompts' tokens count as prefill. `drafts`: on the first rank."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    drafts: Drafts = field(default_factory=Drafts)
 
 
 @dataclass(slots=True)
@@ -63,11 +75,13 @@ def generate(
     eos_ids: Iterable[int] | None = None,
     follower: Follower | None = None,
     world: Group | None = None,
+    speculation: Speculation | None = None,
 ) -> list[Completion]:
     """At most `max_new_tokens` tokens for each prompt (token ids); the same on every rank.
 
     A text ends before one of `eos_ids` (None: those of the model's config). `world`: the ranks that must go on with the
-    same tokens, the first of which chooses them; None: those that the model is laid on.
+    same tokens, the first of which chooses them; None: those that the model is laid on. `speculation`: tokens that may
+    come next are tried together.
 
     Raises UsageError for no prompt, an empty prompt, one longer than the model's positions, or max_new_tokens < 1;
     NumericError when the model's logits are not finite.
@@ -79,11 +93,11 @@ def generate(
     record = _Record([Completion() for _ in checked], follower)
     num_blocks = sum(blocks_of(len(prompt) + room - 1) for prompt, room in zip(checked, rooms, strict=True))
     with row_by_row(model):
-        executor = Executor(model, num_blocks, world)
+        executor = Executor(model, num_blocks, world, None if speculation is None else speculation.draft)
         if world.rank:
             executor.follow(record.order)
         else:
-            _lead(executor, _requests(checked, rooms, sampling, ends), record)
+            _lead(executor, _requests(checked, rooms, sampling, ends), record, speculation)
     return record.completions
 
 
@@ -98,10 +112,12 @@ def _requests(
     return requests
 
 
-def _lead(executor: Executor, requests: Sequence[Request], record: _Record) -> None:
+def _lead(executor: Executor, requests: Sequence[Request], record: _Record, speculation: Speculation | None) -> None:
     """On the first rank: all texts at once, each with all the places that it may need."""
-    rows = sum(len(request.prompt) for request in requests) + 2 * len(requests)
-    engine = Engine(executor, Limits(len(requests), rows, reserve=True), files=False)
+    drafted_rows = 0 if speculation is None else speculation.rows
+    rows = max(sum(len(request.prompt) for request in requests) + 2 * len(requests), drafted_rows)
+    limits = Limits(len(requests), rows, reserve=True, drafted_rows=drafted_rows)
+    engine = Engine(executor, limits, files=False, speculation=speculation)
     for request in requests:
         engine.submit(request)
     record.begin()
@@ -110,6 +126,7 @@ def _lead(executor: Executor, requests: Sequence[Request], record: _Record) -> N
         record.told(engine.told)
         record.begin()
     engine.end()
+    record.follower.speed.drafts = Drafts(engine.drafted_tokens, engine.accepted_tokens, engine.chosen_runs)
 
 
 @dataclass(slots=True)
@@ -138,12 +155,13 @@ class _Record:
             speed.decode_seconds += seconds
 
     def order(self, order: WorkOrder) -> None:
-        """On the other ranks: an order has come, and with it what the step before has chosen."""
-        if self._started:
-            self.step(self._computed + self._ordered)
+        """On the other ranks: an order has come, and with the first of a step what the step before has chosen."""
+        if order.told:  # behind the prompts, of which all are computed in one step, a token chosen is one computed
+            self.step(self._computed + len(order.told) if self._computed else self._ordered)
+            self.told(order.told)
+        if order.told or not self._started:
+            self.begin()
         self._ordered = sum(len(run.tokens) for run in order.runs)
-        self.told(order.told)
-        self.begin()
 
     def told(self, told: Iterable[tuple[int, int, Reason]]) -> None:
         """Tokens were chosen."""

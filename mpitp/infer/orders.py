@@ -37,19 +37,22 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """`tokens` of a text from position `first` on; `table`: extents of its places; `wanted`: the logits behind them."""
+    """`tokens` of a text from position `first` on; `table`: extents of its places; `wanted`: behind how many of these
+    tokens, the last ones, the logits are wanted.
+    """
 
     text: int
     first: int
     tokens: tuple[int, ...]
     table: tuple[tuple[int, int], ...]
-    wanted: bool
+    wanted: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """Copies (source, target, places) come first, then the runs are computed; `told`: (text, token, reason) chosen in
-    the step before. Orders are numbered, so a rank that missed one is found out.
+    """Copies (source, target, places) come first, then `model` computes the runs: 0, or 1 for the one that drafts.
+    `told`: (text, token, reason) chosen in the step before. Orders are numbered, so a rank that missed one is found
+    out.
     """
 
     number: int
@@ -57,11 +60,12 @@ class WorkOrder:
     copies: tuple[tuple[int, int, int], ...] = ()
     told: tuple[tuple[int, int, Reason], ...] = ()
     next: Next = Next.WORK
+    model: int = 0
 
 
 def encoded(order: WorkOrder) -> np.ndarray:
     """The order as int64 numbers."""
-    numbers = [0, order.number, order.next, len(order.runs), len(order.copies), len(order.told)]
+    numbers = [0, order.number, order.next, order.model, len(order.runs), len(order.copies), len(order.told)]
     for run in order.runs:
         numbers += (run.text, run.first, len(run.tokens), len(run.table), run.wanted, *run.tokens)
         numbers += (place for extent in run.table for place in extent)
@@ -75,13 +79,13 @@ def decoded(numbers: np.ndarray, num_places: int) -> WorkOrder:
     """The order in int64 numbers, checked. Raises ValueError for one that can't be carried out in `num_places`."""
     values = iter(numbers.tolist())
     try:
-        length, number, then, num_runs, num_copies, num_told = _next(values, 6)
+        length, number, then, model, num_runs, num_copies, num_told = _next(values, 7)
         runs = tuple(_run(values) for _ in range(num_runs))
         copies = tuple((a, b, count) for a, b, count in (_next(values, 3) for _ in range(num_copies)))
         told = tuple(
             (text, token, Reason(reason)) for text, token, reason in (_next(values, 3) for _ in range(num_told))
         )
-        order = WorkOrder(number, runs, copies, told, Next(then))
+        order = WorkOrder(number, runs, copies, told, Next(then), model)
     except (StopIteration, RuntimeError) as error:
         raise ValueError("a work order that ends too early") from error
     if length != len(numbers) or next(values, None) is not None:
@@ -97,15 +101,19 @@ def _next(values: Iterator[int], count: int) -> list[int]:
 def _run(values: Iterator[int]) -> TextRun:
     text, first, length, extents, wanted = _next(values, 5)
     tokens, places = _next(values, length), _next(values, 2 * extents)
-    return TextRun(text, first, tuple(tokens), tuple(zip(places[::2], places[1::2], strict=True)), bool(wanted))
+    return TextRun(text, first, tuple(tokens), tuple(zip(places[::2], places[1::2], strict=True)), wanted)
 
 
 def _check(order: WorkOrder, num_places: int) -> None:
+    if order.model not in (0, 1):
+        raise ValueError(f"work order {order.number}: model {order.model} of 0 and 1")
     for run in order.runs:
         room = sum(stop - start for start, stop in run.table)
         inside = all(0 <= start < stop <= num_places for start, stop in run.table)
         if not inside or run.first < 0 or not run.tokens or run.first + len(run.tokens) > room:
             raise ValueError(f"work order {order.number}: text {run.text} doesn't lie in its {room} places")
+        if not 0 <= run.wanted <= len(run.tokens):
+            raise ValueError(f"work order {order.number}: {run.wanted} logits of {len(run.tokens)} tokens")
     for source, target, count in order.copies:
         if min(source, target, count) < 0 or max(source, target) + count > num_places:
             raise ValueError(f"work order {order.number}: a copy outside the cache")

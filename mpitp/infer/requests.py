@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitp.errors import UsageError
 from mpitp.infer.orders import Reason
-from mpitp.infer.sampling import Likelihoods, Sampling
+from mpitp.infer.sampling import NO_PENALTIES, Likelihoods, Sampling, uniform_draw
 
 
 class Listener(ABC):
@@ -68,6 +68,20 @@ class Request:
     num_best: int | None = None
     grammar: Grammar | None = None
     after: int | None = None
+
+    def pick(self, logits: np.ndarray, new: Sequence[int], allowed: np.ndarray | None = None) -> int:
+        """The token behind the prompt and the tokens `new`, for logits [v]; `allowed`: bool [v], None: any.
+
+        A function of its arguments: the random number belongs to the token's place in the text.
+        """
+        sampling, changed = self.sampling, logits
+        if sampling.penalties != NO_PENALTIES:
+            changed = sampling.penalties.applied(logits, self.prompt, new)
+        if allowed is not None:
+            changed = np.where(allowed, changed, -np.inf)
+        place = len(self.prompt) + len(new)
+        draw = uniform_draw(sampling.seed, self.occurrence, place) if sampling.temperature else 0.0
+        return sampling.choose(changed, draw)
 
 
 def room_behind(prompt: Sequence[int], max_new_tokens: int, positions: int) -> int:

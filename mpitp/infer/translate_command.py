@@ -27,7 +27,7 @@ BEAM_OPTIONS = ("beams", "length_penalty", "early_stopping")
 
 def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, group: Group, device: Device) -> int:
     """Every rank runs this, rank 0 prints."""
-    for option in ("stream", "trace", "tokens_per_second"):
+    for option in ("stream", "trace", "tokens_per_second", "speculate"):
         if getattr(args, option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is not supported with an encoder and a decoder; leave it out"

@@ -71,7 +71,7 @@ class CausalLM(LayeredModel):
     def next_logits(self, batch: Batch, caches: Caches, wanted: Sequence[int] | None = None) -> np.ndarray:
         """Logits [b, v] after every run's last token, gathered in host memory of every rank (generation).
 
-        wanted: of these runs only (None: of all).
+        wanted: after these rows of the batch instead.
         """
         if self.site.sequence_parallel:
             raise ConfigError("a sequence-parallel model trains; to generate, make it on a site without")
@@ -79,7 +79,7 @@ class CausalLM(LayeredModel):
         head = list(self.layers).index(HEAD)
         trunk, ends = list(self.layers.values())[:head], list(self.layers.values())[head:]
         hidden, _ = self.run_layers(trunk, batch, self.new_pass(batch, caches))
-        rows = batch.rows.last_rows() if wanted is None else batch.rows.last_rows()[list(wanted)]
+        rows = batch.rows.last_rows() if wanted is None else np.array(wanted, np.int64)
         if not len(rows):
             return np.empty((0, self.config.vocab_size), np.float32)
         logits = hidden[from_host(rows, self.device.xp)]

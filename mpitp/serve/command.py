@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, LaunchError, RankKilled, UsageError
 from mpitp.files import os_failure, read_regular
+from mpitp.infer import speculate_options
 from mpitp.paths import path_option
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
-    from mpitp.infer.engine import Engine, Executor
+    from mpitp.infer.engine import Engine
+    from mpitp.infer.executor import Executor
+    from mpitp.infer.speculation import Speculation
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
     from mpitp.serve.service import Service
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     model.add_argument("--invariant", action="store_true", help="a text has the same bits in any company, on any ranks")
     model.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
+    speculate_options.add_arguments(model)
     web = parser.add_argument_group("where, and for whom")
     web.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: this machine only")
     web.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free one, which is told")
@@ -84,28 +88,41 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
-    from mpitp.infer.engine import Executor, row_by_row
+    from mpitp.infer.executor import Executor, row_by_row
     from mpitp.models.encoders import ENCODER_TYPES
     from mpitp.models.ends import TOKENIZER, notices_of, with_ends
     from mpitp.serve.memory import cache_blocks
 
     world, device = start_job(args.device, invariant=args.invariant)
-    agree(world, lambda: call_facts("serve", args, ["model"]) | model_facts("--model", args.model))
+    draft = speculate_options.directory_of(args)
+    agree(
+        world,
+        lambda: (
+            call_facts("serve", args, ["model"])
+            | model_facts("--model", args.model)
+            | (model_facts("--speculate", draft) if draft else {})
+        ),
+    )
     keys, listening = _doors(args, world)
     tokenizer = load_tokenizer(args.model)
     if read_config(args.model).get("model_type") in ENCODER_TYPES:
+        if args.speculate:
+            raise UsageError("an encoder writes no texts; leave out --speculate")
         _serve_vectors(args, world, device, tokenizer, keys, listening)
         return 0
     config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
     model = _load(args, config, world, device)
     if world.rank == 0:
         tell(notices_of(config))
-    executor = Executor(model, cache_blocks(model, world, args.cache_tokens, args.texts), world)
+    speculation = speculate_options.make_speculation(args, world, device, tokenizer)
+    models = [model] if speculation is None or speculation.draft is None else [model, speculation.draft]
+    blocks = cache_blocks(models, world, args.cache_tokens, args.texts)
+    executor = Executor(model, blocks, world, models[1] if len(models) > 1 else None)
     with row_by_row(model):
         if listening is None:
             _follow(executor, world)
         else:
-            _lead(args, executor, world, tokenizer, keys, listening)
+            _lead(args, _engine(args, executor, speculation), world, tokenizer, keys, listening)
     return 0
 
 
@@ -118,6 +135,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--port must lie in 0 .. 65535, got {args.port}")
     if not args.max_seconds > 0:
         raise UsageError(f"--max-seconds must be above 0, got {args.max_seconds:g}")
+    speculate_options.check(args)
     args.step_rows = args.step_rows or max(256, 2 * args.texts)
     if args.step_rows < 2 * args.texts:
         raise UsageError(f"--step-rows must be at least twice --texts ({2 * args.texts}), got {args.step_rows}")
@@ -174,6 +192,14 @@ def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device:
     return load_model(args.model, site, config=config)
 
 
+def _engine(args: argparse.Namespace, executor: Executor, speculation: Speculation | None) -> Engine:
+    from mpitp.infer.engine import Engine
+    from mpitp.infer.schedule import Limits
+
+    drafted_rows = 0 if speculation is None else speculation.rows
+    return Engine(executor, Limits(args.texts, args.step_rows, drafted_rows=drafted_rows), speculation=speculation)
+
+
 def _follow(executor: Executor, world: Group) -> None:
     """On the other ranks. A signal to stop is rank 0's affair: it tells when it is over."""
     with _signals(lambda: None), _watched(world, lambda text: time.sleep(2 * WORDS_TAKE_SECONDS)):
@@ -182,7 +208,7 @@ def _follow(executor: Executor, world: Group) -> None:
 
 def _lead(
     args: argparse.Namespace,
-    executor: Executor,
+    engine: Engine,
     world: Group,
     tokenizer: Tokenizer,
     keys: Sequence[bytes],
@@ -190,8 +216,6 @@ def _lead(
 ) -> None:
     """On rank 0: the engine in this thread, HTTP in another."""
     from mpitp.infer.blocks import BLOCK
-    from mpitp.infer.engine import Engine
-    from mpitp.infer.schedule import Limits
     from mpitp.serve.application import ServerLimits, make_application
     from mpitp.serve.service import Service
     from mpitp.serve.shield import LOOPBACK_HOSTS, ShieldSettings
@@ -199,7 +223,6 @@ def _lead(
 
     allow_many_connections()
     web = WebThread()
-    engine = Engine(executor, Limits(args.texts, args.step_rows))
     service = Service(engine, args.queue, web.deliver)
     name = args.name or Path(args.model).resolve().name
     limits = ServerLimits(args.max_tokens, args.queue, args.max_seconds)
@@ -209,7 +232,7 @@ def _lead(
     with _signals(service.drain), _watched(world, lambda text: _last_words(service, text)):
         _warm_up(engine)
         web.start(app, listening)
-        facts = f"{args.texts} texts at once, a cache of {executor.num_blocks * BLOCK} tokens"
+        facts = f"{args.texts} texts at once, a cache of {engine.executor.num_blocks * BLOCK} tokens"
         _say_where(args, facts, listening, world, bool(keys))
         _run_to_the_end(service, engine, web)
     if world.rank == 0 and not args.quiet:

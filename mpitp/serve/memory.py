@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from mpitp.models.model import CausalLM
 SHARE = 0.4  # of the memory that is free when the weights are there
 
 
-def token_bytes(model: CausalLM) -> int:
-    """Of one token's keys and values on this rank."""
-    heads = [layer for layer in _layers(model.all_layers().values()) if isinstance(layer, AttentionHeads)]
-    return sum(2 * len(layer.heads.kv) * layer.head_dim * model.dtype.itemsize for layer in heads)
+def token_bytes(models: Sequence[CausalLM]) -> int:
+    """Of one token's keys and values on this rank, in all models that read the text."""
+    return sum(
+        2 * len(layer.heads.kv) * layer.head_dim * model.dtype.itemsize
+        for model in models
+        for layer in _layers(model.all_layers().values())
+        if isinstance(layer, AttentionHeads)
+    )
 
 
 def _layers(layers: Any) -> Iterator[Layer]:
@@ -33,24 +37,23 @@ def _layers(layers: Any) -> Iterator[Layer]:
             yield from _layers(layer.children().values())
 
 
-def cache_blocks(model: CausalLM, world: Group, wanted_tokens: int | None, texts: int) -> int:
-    """Blocks of the cache: for `wanted_tokens`, or (None) what `texts` of the model's full length need, as far as this
-    share of the free memory goes. A collective. Raises ConfigError for a cache that can't be had.
+def cache_blocks(models: Sequence[CausalLM], world: Group, wanted_tokens: int | None, texts: int) -> int:
+    """Blocks of the cache: for `wanted_tokens`, or (None) what `texts` of the first model's full length need, as far as
+    this share of the free memory goes. A collective. Raises ConfigError for a cache that can't be had.
     """
+    positions, each_bytes = models[0].config.cached_positions, token_bytes(models)
     free = available_bytes()
     claim = launch_claim(os.environ)
     share = SHARE * free / max(1, claim.local_size or world.size) if free else float("inf")
-    fits = np.array([min(share // max(1, token_bytes(model)), 2**40)], np.int64)
+    fits = np.array([min(share // max(1, each_bytes), 2**40)], np.int64)
     most = int(world.all_reduce(fits, op="min")[0])
     if wanted_tokens is None:
-        wanted_tokens = min(texts * model.config.cached_positions, most)
+        wanted_tokens = min(texts * positions, most)
     elif wanted_tokens > most / SHARE:
         raise ConfigError(f"a cache of {wanted_tokens} tokens exceeds the free memory; it has room for {most}")
-    blocks = min(blocks_of(wanted_tokens), texts * blocks_of(model.config.cached_positions))
+    blocks = min(blocks_of(wanted_tokens), texts * blocks_of(positions))
     if blocks < 1:
-        raise ConfigError(
-            f"no memory is left for a cache: a block of {BLOCK} tokens needs {BLOCK * token_bytes(model)} bytes"
-        )
+        raise ConfigError(f"no memory is left for a cache: a block of {BLOCK} tokens needs {BLOCK * each_bytes} bytes")
     return blocks
 
 

@@ -41,6 +41,15 @@ class Metrics:
         yield CounterMetricFamily("mpitp_new_tokens", "Tokens chosen", counts.new_tokens)
         yield CounterMetricFamily("mpitp_computed_tokens", "Rows computed", engine.computed_tokens)
         yield CounterMetricFamily("mpitp_reused_tokens", "Tokens found in the cache", engine.reused_tokens)
+        yield CounterMetricFamily(
+            "mpitp_text_steps", "Steps times the texts that got tokens in them", engine.chosen_runs
+        )
+        yield CounterMetricFamily("mpitp_drafted_tokens", "Tokens tried by speculation", engine.drafted_tokens)
+        yield CounterMetricFamily(
+            "mpitp_accepted_tokens",
+            "Of these, right ones; over mpitp_text_steps, plus 1: tokens of a text a step",
+            engine.accepted_tokens,
+        )
         yield CounterMetricFamily("mpitp_preemptions", "Texts that had to wait again", engine.preemptions)
         yield CounterMetricFamily("mpitp_steps", "Steps computed", counts.steps)
         yield CounterMetricFamily("mpitp_step_seconds", "Seconds spent in steps", counts.step_seconds)

@@ -17,10 +17,12 @@ from mpitp.convert.rounding import round_weights
 from mpitp.data.tokenizer import byte_tokenizer
 from mpitp.errors import ConfigError
 from mpitp.infer.generate import generate
+from mpitp.infer.schedule import Limits
 from mpitp.layers.groupwise import GroupwiseProduct
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, config_from_hf, new_model
 from mpitp.ops.groupwise import BITS, Grouping, widened
+from tests.infer.test_engine import PROMPTS, results, written
 
 LLAMA: dict[str, Any] = {
     **{"model_type": "llama", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -77,6 +79,22 @@ def test_codes_stand_for_the_nearest_floats(rounded: tuple[Path, Grouping], floa
         off = np.abs(w - exact[name].product.weight.data).max()
         assert 0 < off <= 1.01 * np.abs(product.scales.data).max() * (0.5 if of_this.bits == 8 else 1.0)
     np.testing.assert_array_equal(model["final_norm"].weight.data, exact["final_norm"].weight.data)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_invariant_texts_are_the_same_to_the_bit(bits: int, tmp_path: Path) -> None:
+    """Alone and in a crowd that shares beginnings and gives way, on 1 to 4 ranks."""
+    floats = save(tmp_path / "floats", max_position_embeddings=128, num_hidden_layers=1)
+    round_weights(floats, tmp_path / "rounded", Grouping(bits))
+    prompts = [*PROMPTS[:3], PROMPTS[5]]
+
+    def run(group: Group, prompts: Any, limits: Limits, blocks: int) -> Any:
+        model = load_model(tmp_path / "rounded", make_site(group, invariant_blocks=4))
+        return results(written(group, model, prompts, limits, blocks))
+
+    alone = [run(SerialGroup(), [prompt], Limits(1, 64), 20)[0] for prompt in prompts]
+    for ranks in (1, 2, 3, 4):
+        assert run_threads(ranks, run, prompts, Limits(4, 11), 7)[0] == alone
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mpitp.comm import Group, SerialGroup, run_threads
-from mpitp.infer.engine import Engine, Executor, row_by_row
+from mpitp.infer.engine import Engine
+from mpitp.infer.executor import Executor, row_by_row
 from mpitp.infer.generate import generate
 from mpitp.infer.requests import Request
 from mpitp.infer.sampling import Sampling

@@ -10,8 +10,8 @@ import pytest
 from mpitp.comm import Group, run_threads
 from mpitp.infer.orders import HEAD, Next, OrderChannel, Reason, TextRun, WorkOrder, decoded, encoded
 
-RUN = TextRun(3, 2, (7, 8, 9), ((16, 20), (0, 2)), True)
-ORDER = WorkOrder(5, (RUN, replace(RUN, text=4, wanted=False)), ((0, 16, 3),), ((3, 7, Reason.EOS),))
+RUN = TextRun(3, 2, (7, 8, 9), ((16, 20), (0, 2)), 2)
+ORDER = WorkOrder(5, (RUN, replace(RUN, text=4, wanted=0)), ((0, 16, 3),), ((3, 7, Reason.EOS),))
 
 
 def test_there_and_back() -> None:
@@ -24,6 +24,9 @@ def test_there_and_back() -> None:
     [
         encoded(ORDER)[:-1],
         np.append(encoded(ORDER), 1),
+        encoded(replace(ORDER, model=2)),
+        encoded(replace(ORDER, runs=(replace(RUN, wanted=4),))),
+        encoded(replace(ORDER, runs=(replace(RUN, wanted=-1),))),
         encoded(replace(ORDER, copies=((0, 18, 3),))),
         encoded(replace(ORDER, copies=((-1, 0, 1),))),
         encoded(replace(ORDER, runs=(replace(RUN, first=4),))),
@@ -40,7 +43,7 @@ def test_wrong_orders_are_refused(wrong: np.ndarray) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_ranks_get_them_short_or_long_and_sleep_between(ranks: int) -> None:
-    long = WorkOrder(3, (TextRun(1, 0, tuple(range(2 * HEAD)), ((0, 2 * HEAD),), True),))
+    long = WorkOrder(3, (TextRun(1, 0, tuple(range(2 * HEAD)), ((0, 2 * HEAD),), 1),))
     orders = [WorkOrder(1), WorkOrder(2, next=Next.SLEEP), long, WorkOrder(4, next=Next.END)]
 
     def run(group: Group) -> list[WorkOrder]:

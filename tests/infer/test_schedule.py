@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from mpitp.infer.engine import Engine
 from mpitp.infer.orders import Reason
 from mpitp.infer.requests import Request
 from mpitp.infer.sampling import Sampling
-from mpitp.infer.schedule import Limits, RunningText, WaitingText, plan_step
-from tests.infer.imagined import ImaginedExecutor, Notes, written
+from mpitp.infer.schedule import Limits, Plan, RunningText, WaitingText, plan_step
+from mpitp.infer.speculation import Speculation
+from tests.infer.imagined import Imagined, ImaginedExecutor, Notes, drafted_token, written
 
 
 def request(prompt: tuple[int, ...], room: int, **more: Any) -> Request:
@@ -37,12 +39,19 @@ def check_books(engine: Engine) -> None:
     assert len(engine.running) <= engine.limits.texts
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_arrivals(seed: int) -> None:
+SPECULATIONS: dict[str, Any] = {"": None, "lookup": Speculation(5), "draft": Speculation(3, Imagined(drafted_token))}
+
+
+@pytest.mark.parametrize(
+    ("seed", "speculate"),
+    [*((seed, "") for seed in range(8)), *((seed, how) for seed in range(4) for how in ("lookup", "draft"))],
+)
+def test_random_arrivals(seed: int, speculate: str) -> None:
     rng = random.Random(seed)
     texts = rng.choice([1, 3, 8])
-    executor: Any = ImaginedExecutor(rng.choice([8, 12, 40]))
-    engine = Engine(executor, Limits(texts, rng.choice([2 * texts, 40])))
+    executor: Any = ImaginedExecutor(rng.choice([8, 12, 40]), drafts=speculate == "draft")
+    limits = Limits(texts, rng.choice([2 * texts, 40]), drafted_rows=rng.choice([8, 40]))
+    engine = Engine(executor, limits, speculation=SPECULATIONS[speculate])
     asked: dict[int, Request] = {}
     begun: list[int] = []
     leaders: set[int] = set()
@@ -76,6 +85,7 @@ def test_random_arrivals(seed: int) -> None:
     assert engine.pool.free == engine.pool.num_blocks and not any(engine.pool._holders)
     assert engine.reused_tokens > 500
     assert texts < 3 or executor.num_blocks > 12 or engine.preemptions > 0
+    assert bool(speculate) == (engine.drafted_tokens > 100) == (engine.accepted_tokens > engine.drafted_tokens / 10)
 
 
 def test_the_same_events_give_the_same_plans() -> None:
@@ -86,6 +96,19 @@ def test_the_same_events_give_the_same_plans() -> None:
     assert plans[0].preempted == (3,) and plans[0].admitted == () and plans[0].grown == ((1, 1), (2, 1))
 
 
+def check_drafts(plan: Plan, without: Plan, running: list[RunningText], limits: Limits) -> None:
+    """Drafts have room, no more are taken than there are, and they change nothing else."""
+    assert (plan.preempted, plan.admitted, plan.rows) == (without.preempted, without.admitted, without.rows)
+    assert set(without.grown) <= set(plan.grown) or plan.drafts
+    tried, grown, rows = dict(plan.drafts), dict(plan.grown), sum(count for _, count in plan.rows)
+    assert rows <= limits.rows
+    assert not tried or rows + sum(tried.values()) <= limits.drafted_rows
+    for text in running:
+        places = (text.blocks + grown.get(text.number, 0)) * BLOCK
+        assert 0 <= tried.get(text.number, 0) <= text.drafts
+        assert text.number not in dict(plan.rows) or text.computed + 1 + tried.get(text.number, 0) <= places
+
+
 @pytest.mark.parametrize("free", range(30))
 def test_no_plan_takes_more_than_there_is(free: int) -> None:
     rng = random.Random(free)
@@ -93,14 +116,15 @@ def test_no_plan_takes_more_than_there_is(free: int) -> None:
         running = []
         for number in range(rng.randrange(6)):
             computed = rng.randrange(100)
-            running.append(RunningText(number, computed, computed + 1, blocks_of(max(computed, 1)), rng.randrange(3)))
+            blocks, own = blocks_of(max(computed, 1)), rng.randrange(3)
+            running.append(RunningText(number, computed, computed + 1, blocks, own, rng.randrange(20)))
         waiting = [WaitingText(10 + i, rng.randrange(1, 90), 0, rng.randrange(1, 8)) for i in range(rng.randrange(5))]
-        limits = Limits(6, 16)
+        limits = Limits(6, 16, drafted_rows=12)
         plan = plan_step(running, waiting, free, limits)
         given_up = sum(text.own_blocks for text in running if text.number in plan.preempted)
         taken = sum(count for _, count in plan.grown) + sum(t.blocks for t in waiting if t.number in plan.admitted)
         assert taken <= free + given_up
-        assert sum(count for _, count in plan.rows) <= limits.rows
+        check_drafts(plan, plan_step([replace(t, drafts=0) for t in running], waiting, free, limits), running, limits)
         assert len(running) - len(plan.preempted) + len(plan.admitted) <= limits.texts
         assert not running or running[0].number not in plan.preempted
         dealt = dict(plan.rows)

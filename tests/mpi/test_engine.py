@@ -7,12 +7,16 @@ import time
 import pytest
 
 from mpitp.comm import Group
-from mpitp.infer.engine import Engine, Executor, row_by_row
+from mpitp.infer.engine import Engine
+from mpitp.infer.executor import Executor, row_by_row
+from mpitp.infer.generate import Follower, generate
 from mpitp.infer.requests import Request
 from mpitp.infer.sampling import Sampling
 from mpitp.infer.schedule import Limits
+from mpitp.infer.speculation import Speculation
 from tests.infer.imagined import Notes
 from tests.infer.test_engine import MODELS
+from tests.infer.test_speculation import speculation
 from tests.models.model_cases import make_model
 
 pytestmark = pytest.mark.mpi
@@ -53,3 +57,15 @@ def run_engine(engine: Engine) -> list[list[int]]:
         pass
     engine.end()
     return [note.tokens for note in notes]
+
+
+@pytest.mark.parametrize("how", ["lookup", "small"])
+def test_drafts_change_nothing(world: Group, how: str) -> None:
+    def texts(group: Group, asked: Speculation | None) -> list[list[int]]:
+        follower = Follower()
+        model = make_model(group, MODELS["llama"])
+        found = generate(model, PROMPTS, 20, eos_ids=(), follower=follower, speculation=asked)
+        assert asked is None or group.rank or follower.speed.drafts.right
+        return [text.tokens for text in found]
+
+    assert texts(world, speculation(how, world)) == texts(world.split(world.rank, 0), None)
