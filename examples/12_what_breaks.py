@@ -19,10 +19,11 @@ from planted_bugs import COURSE, FAULTS, choices, course_config
 from mpitp.comm import Group
 from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, new_model
+from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.report import table
 from mpitp.verify.run import Report, Settings, verify
-from mpitp.verify.source import random_batch, shake
+from mpitp.verify.source import shake
 
 RANKS = 2
 USAGE = "usage: 12_what_breaks.py [--answers | NUMBER [LAYER LETTER]], NUMBER from 1 to 12, on 2 ranks or more"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpitp.checkpoint.hf import load_params
@@ -47,6 +47,11 @@ class ModelSource:
     def made_config(self) -> DecoderConfig:
         """The config of the model that is made."""
         return self.config.of_blocks(self.chosen_blocks)
+
+    def abstract(self, site: Site, num_layers: int | None = None) -> CausalLM:
+        """The model, or one of so many of its blocks, on a site without memory."""
+        config = self.made_config if num_layers is None else replace(self.config, num_layers=num_layers)
+        return abstract_model(config, site)
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""

@@ -78,8 +78,13 @@ def build_encoder(config: EncoderConfig, site: Site) -> Encoder:
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
-    _on(config, site.abstract()).types()
+    abstract_encoder(config, site).types()
     return _on(config, site)
+
+
+def abstract_encoder(config: EncoderConfig, site: Site) -> Encoder:
+    """The encoder without memory: to count its parameters, or look at its types."""
+    return _on(config, site.abstract())
 
 
 def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:

@@ -75,8 +75,13 @@ def build_vision(config: VisionConfig, site: Site) -> Vision:
     if site.sequence_parallel or site.mesh.sizes["cp"] > 1 or site.mesh.sizes["pp"] > 1:
         raise ConfigError("a vision transformer is cut over tp and dp alone")
     site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
-    _on(config, site.abstract()).types()
+    abstract_vision(config, site).types()
     return _on(config, site)
+
+
+def abstract_vision(config: VisionConfig, site: Site) -> Vision:
+    """The model without memory: to count its parameters, or look at its types."""
+    return _on(config, site.abstract())
 
 
 def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from mpitp.backend.arrays import from_host, to_host
-from mpitp.checkpoint.encoder import load_encoder_config, load_under_head
-from mpitp.checkpoint.vision import load_vision_under_head
+from mpitp.checkpoint.encoder import load_encoder_config
+from mpitp.checkpoint.encoder_source import EncoderSource
 from mpitp.comm.group import Group
 from mpitp.config import RunConfig
 from mpitp.data.labelled import LabelledTexts, read_labelled
@@ -25,17 +24,16 @@ from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 from mpitp.layers.shards import ranks_along
-from mpitp.layers.site import DATA_AXES, Site
+from mpitp.layers.site import DATA_AXES
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_config import CLASSIFICATION, MASKED, EncoderConfig
-from mpitp.models.encoders import encoder_config_from_hf, new_encoder
+from mpitp.models.encoders import encoder_config_from_hf
 from mpitp.models.layered import LayeredModel
-from mpitp.models.vision import new_vision
 from mpitp.models.vision_config import VisionConfig
 from mpitp.train.deal import Deal
 from mpitp.train.setup import RunData, check_texts, dropouts_of, num_microbatches, open_data, run_notices
 from mpitp.train.step import TrainStep
-from mpitp.train.task import Judgement, Source, Task
+from mpitp.train.task import Judgement, Task
 
 
 def head_notices(config: RunConfig, model: EncoderConfig) -> list[str]:
@@ -48,25 +46,6 @@ def head_notices(config: RunConfig, model: EncoderConfig) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderSource:
-    """A model from `directory`, under the head that `config` names, or fresh from `seed` where that is None."""
-
-    config: EncoderConfig | VisionConfig
-    directory: Path | None
-    seed: int
-
-    def make(self, site: Site) -> LayeredModel:
-        """The model on `site`."""
-        if isinstance(self.config, VisionConfig):
-            if self.directory is None:
-                return new_vision(self.config, site, seed=self.seed)
-            return load_vision_under_head(self.directory, site, self.config, self.seed)
-        if self.directory is None:
-            return new_encoder(self.config, site, seed=self.seed)
-        return load_under_head(self.directory, site, self.config, self.seed)[0]
-
-
 class EncoderTask(Task):
     """What both have in common; `model_config` is set by each."""
 
@@ -77,7 +56,7 @@ class EncoderTask(Task):
         _refuse_other_axes(config)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> EncoderSource:
         directory = None if self.config.model.from_ is None else Path(self.config.model.from_)
         return EncoderSource(self.model_config, directory, self.config.train.seed)
 

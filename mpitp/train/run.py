@@ -29,15 +29,12 @@ from mpitp.optim.adamw import AdamW
 from mpitp.train.checkpoints import RunCheckpoints, exact_weights
 from mpitp.train.deal import Deal
 from mpitp.train.directory import Plan, RunDirectory
-from mpitp.train.encoder_task import TASKS
 from mpitp.train.finite import refuse_spoilt
-from mpitp.train.image_task import ImageTask
+from mpitp.train.kinds import open_task
 from mpitp.train.log import truncate_metrics
 from mpitp.train.metrics import Metrics
 from mpitp.train.setup import (
     check_own_group,
-    model_config,
-    open_data,
     optimizer_settings,
     run_mesh,
     run_reduction,
@@ -111,7 +108,7 @@ def _result(losses: Sequence[float], valid: Any, directory: Path) -> RunResult:
 
 def _opened(config: RunConfig, world: Group) -> Task:
     """The data and the model they are for, checked; what is worth knowing about them is told."""
-    task = together(world, lambda: _task_of(config))
+    task = together(world, lambda: open_task(config))
     if world.rank == 0:
         tell(task.notices())
     check_own_group(config, world)
@@ -120,15 +117,6 @@ def _opened(config: RunConfig, world: Group) -> Task:
         check_pipeline(config, task.decoder, mesh)
     task.check(world)
     return task
-
-
-def _task_of(config: RunConfig) -> Task:
-    if config.task.kind == "image":
-        return ImageTask(config)
-    if config.task.kind in TASKS:
-        return TASKS[config.task.kind](config)
-    data = open_data(config)
-    return TextTask(config, model_config(config, data), data)
 
 
 class TrainLoop:

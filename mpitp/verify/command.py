@@ -13,7 +13,7 @@ from mpitp.paths import path_option
 if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
-    from mpitp.models.model import CausalLM
+    from mpitp.models.layered import LayeredModel
     from mpitp.verify.compare import Tolerance
     from mpitp.verify.run import FiniteDifference, Report
     from mpitp.verify.source import Source, SourceArguments
@@ -65,13 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--model", type=path_option, metavar="DIR", help="a Hugging Face directory; the batch is random tokens"
+        "--model", type=path_option, metavar="DIR", help="a Hugging Face directory; the batch is random"
     )
     source.add_argument("--config", type=path_option, metavar="RUN.TOML", help="a run file; the batch is its first one")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the run file")
     parser.add_argument("--layers", metavar="A:B", help="only the blocks A to B-1")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences (with --model); default 2")
-    parser.add_argument("--seq", type=int, metavar="N", help="tokens a sequence (with --model); default 16")
+    parser.add_argument(
+        "--seq", type=int, metavar="N", help="tokens a sequence (with --model); default 16, or all positions"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="of the random batch (with --model)")
     parser.add_argument(
         "--steps", type=int, default=0, metavar="N", help="also take N AdamW steps, compare the weights"
@@ -123,8 +125,9 @@ def run(args: argparse.Namespace) -> int:
 def _compared(args: argparse.Namespace, group: Group, device: Device) -> tuple[Report, list[FiniteDifference]]:
     """What the arguments ask for; complete on rank 0."""
     from mpitp.backend.threads import limit_blas_threads
+    from mpitp.verify.batches import with_edges
     from mpitp.verify.run import Settings, finite_differences, verify
-    from mpitp.verify.source import available_bytes, check_memory, source_of, with_edges
+    from mpitp.verify.source import available_bytes, check_memory, source_of
 
     source, make_batches = source_of(_source_arguments(args))
     site = source.site(group, device)
@@ -134,7 +137,7 @@ def _compared(args: argparse.Namespace, group: Group, device: Device) -> tuple[R
         tell(source.model.config.notices)
     batches, tolerance = make_batches(), _tolerance(args, source)
     samples = 1 + max(run.sample for batch in batches for run in batch.rows.runs)
-    batches[0] = with_edges(batches[0], source, site.tp.size, samples)
+    batches[0] = with_edges(batches[0], source.model.config, source.invariant_blocks, site.tp.size, samples)
     if args.against_reference:
         report = _against_reference(group, source.make(site), args.against_reference, tolerance)
     else:
@@ -147,10 +150,14 @@ def _compared(args: argparse.Namespace, group: Group, device: Device) -> tuple[R
     return report, checks
 
 
-def _against_reference(group: Group, model: CausalLM, path: str, tolerance: Tolerance) -> Report:
+def _against_reference(group: Group, model: LayeredModel, path: str, tolerance: Tolerance) -> Report:
     from mpitp.checkpoint.together import together
+    from mpitp.models.model import CausalLM
     from mpitp.verify.reference import compare_with_reference, read_reference
     from mpitp.verify.run import Report
+
+    if not isinstance(model, CausalLM):
+        raise UsageError("--against-reference compares models that continue text; leave it out with an encoder")
 
     reference = together(group, lambda: read_reference(path))
     return Report(compare_with_reference(group, model, reference, tolerance), path)
@@ -211,7 +218,7 @@ def _source_arguments(args: argparse.Namespace) -> SourceArguments:
         overrides=tuple(args.set),
         layers=args.layers,
         batch=2 if args.batch is None else args.batch,
-        seq=16 if args.seq is None else args.seq,
+        seq=args.seq,
         seed=args.seed or 0,
         dtype=args.dtype,
         invariant=args.invariant,

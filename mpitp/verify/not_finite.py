@@ -8,13 +8,13 @@ import numpy as np
 
 from mpitp.backend.arrays import to_host
 from mpitp.errors import NumericError
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.verify.record import KINDS, Record
 
 MOST_NAMED = 3  # tensors
 
 
-def refuse_weights(model: CausalLM) -> None:
+def refuse_weights(model: LayeredModel) -> None:
     """Raise NumericError, on all ranks, when weights are not finite: how many, and in which tensors. A collective."""
     counts: dict[str, np.ndarray] = {}  # tensor as its file calls it: values that aren't finite, values
     for rank in model.site.ranks.all_gather_objects(_counts(model)):
@@ -29,7 +29,7 @@ def refuse_weights(model: CausalLM) -> None:
         )
 
 
-def _counts(model: CausalLM) -> dict[str, np.ndarray]:
+def _counts(model: LayeredModel) -> dict[str, np.ndarray]:
     """Of this rank's own rows: each element of the model counts on one rank only."""
     pieces, counts = model.hf_pieces(), dict[str, np.ndarray]()
     for name, param in model.named_params():

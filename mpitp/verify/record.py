@@ -59,23 +59,39 @@ class Tokens:
     """Which tokens of the whole batch the rows of this rank's activations are: `total` of them there are in all.
 
     `inside`: those of attention, MLP, logits and loss; `between`: those of norms, dropout and residual connections.
+    `texts`: which of the step's texts this rank has whole, of `num_texts`.
     """
 
     inside: np.ndarray
     between: np.ndarray
     total: int
+    texts: np.ndarray
+    num_texts: int
 
     @classmethod
     def of(cls, whole: Rows, own: Rows, shard: Rows) -> Tokens:
         """For the rows of the whole batch, of this rank's part of it, and of its shard of that."""
         begins = {run.sample: place.start - run.first for run, place in whole.places()}
-        return cls(_numbers(own, begins), _numbers(shard, begins), whole.num_tokens)
+        numbers = {run.sample: number for number, run in enumerate(whole.runs)}
+        texts = np.array([numbers[run.sample] for run in own.runs], np.int64)
+        return cls(_numbers(own, begins), _numbers(shard, begins), whole.num_tokens, texts, len(whole.runs))
 
-    def of_type(self, claimed: ArrayType) -> np.ndarray | None:
-        """The tokens of an array of this type; None: all of them."""
+    def of_texts(self) -> Tokens:
+        """For layers that are handed one row of each text."""
+        return Tokens(self.texts, self.texts, self.num_texts, self.texts, self.num_texts)
+
+    def of_type(self, claimed: ArrayType, count: int) -> tuple[np.ndarray | None, int]:
+        """What the `count` rows of an array of this type are, and of how many: tokens; texts where there is a row a
+        text; where there are as many a text, those of one text after the other's. None: all of them.
+        """
         is_shard = claimed.along("tp") == VARYING and not claimed.columns
         rows = self.between if is_shard else self.inside
-        return rows if len(rows) < self.total or is_shard else None
+        if count == len(rows) or not len(self.texts):
+            return (rows if len(rows) < self.total or is_shard else None), self.total
+        each = count // len(self.texts)
+        assert count == each * len(self.texts), "rows that are neither tokens nor equally many a text"
+        rows = (self.texts[:, None] * each + np.arange(each)).reshape(-1)
+        return (rows if len(self.texts) < self.num_texts else None), self.num_texts * each
 
 
 NO_ROWS = Rows(())
@@ -99,6 +115,7 @@ class Log(LayerObserver):
     is_open: bool = True
     _tokens: Tokens = field(default_factory=lambda: Tokens.of(NO_ROWS, NO_ROWS, NO_ROWS))
     _of_context: dict[int, Tokens] = field(default_factory=dict)
+    _around: tuple[Rows, Tokens] | None = None  # of the layer that holds the one which runs
 
     def add(self, name: str, kind: str, array: Array, **place: Any) -> None:
         """Keep a copy in host memory; nothing while the log is closed."""
@@ -108,8 +125,12 @@ class Log(LayerObserver):
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         if not self.is_open:
             return run()
-        tokens = self._tokens = self._tokens_of(phase, args)
+        tokens, around = self._tokens_of(phase, args), self._around
+        self._tokens = tokens
+        if phase == FORWARD and len(args) > 1 and isinstance(args[1], Pass):
+            self._around = (args[1].rows, tokens)
         result = run()
+        self._around = around
         if phase == FORWARD:
             self._of_context[id(result[1])] = tokens
             self.add(spot.name, "y", result[0], **place_of(result[0], spot.outgoing, tokens))
@@ -120,15 +141,18 @@ class Log(LayerObserver):
     def _tokens_of(self, phase: str, args: tuple[Any, ...]) -> Tokens:
         second = args[1] if len(args) > 1 else None
         if phase == FORWARD and isinstance(second, Pass):
-            return Tokens.of(self.whole, second.rows, second.shard_rows)
+            if self._around is None:
+                return Tokens.of(self.whole, second.rows, second.shard_rows)
+            rows, tokens = self._around
+            return tokens if second.rows == rows else tokens.of_texts()
         return self._of_context.get(id(second), self._tokens) if phase == BACKWARD else self._tokens
 
 
 def place_of(array: Array, claimed: ArrayType, tokens: Tokens) -> dict[str, Any]:
     """Where an activation of this type lies in the whole: which rows and columns of it; whether it is a summand."""
-    rows = tokens.of_type(claimed)
+    rows, total = tokens.of_type(claimed, len(array))
     first = slice(None) if rows is None else rows
-    shape = (array.shape[0] if rows is None else tokens.total, *array.shape[1:])
+    shape = (array.shape[0] if rows is None else total, *array.shape[1:])
     is_summand = any(letter == PARTIAL for _, letter in claimed.letters)
     if not claimed.columns or is_summand:
         return {"shape": shape, "pieces": (Piece((), (first,)),), "is_summand": is_summand}

@@ -17,7 +17,7 @@ from mpitp.layers.param import Param
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.deal import Deal
 from mpitp.train.step import TrainStep
@@ -25,11 +25,13 @@ from mpitp.verify.compare import Comparison, Tolerance, compare
 from mpitp.verify.not_finite import refusal_of, refuse_weights
 from mpitp.verify.record import Log, record_layers, record_params, record_updates
 
-MakeModel = Callable[[Site], CausalLM]
-MakeStep = Callable[[CausalLM, AdamWSettings, float], TrainStep]  # of a model, with these settings and clipping norm
+MakeModel = Callable[[Site], LayeredModel]
+MakeStep = Callable[
+    [LayeredModel, AdamWSettings, float], TrainStep
+]  # of a model, with these settings and clipping norm
 
 
-def plain_step(model: CausalLM, settings: AdamWSettings, clip_norm: float) -> TrainStep:
+def plain_step(model: LayeredModel, settings: AdamWSettings, clip_norm: float) -> TrainStep:
     """One microbatch after the other, every rank updates all that it holds."""
     return TrainStep(model, AdamW(model.named_params(), settings, model.dtype), clip_norm)
 
@@ -96,7 +98,7 @@ def places_of(mesh: Mesh) -> list[dict[str, int]]:
     return mesh.world.all_gather_objects({axis: mesh.coordinates[axis] for axis in AXES if mesh.sizes[axis] > 1})
 
 
-def _run(model: CausalLM, batches: Sequence[Batch], settings: Settings, make_step: MakeStep) -> Log:
+def _run(model: LayeredModel, batches: Sequence[Batch], settings: Settings, make_step: MakeStep) -> Log:
     """The weights, one forward and backward pass, all gradients and their norm, then the optimizer steps."""
     log = record_layers(model)
     log.whole = Rows(tuple(run for batch in batches for run in batch.rows.runs))
@@ -148,7 +150,7 @@ class FiniteDifference:
 
 
 def finite_differences(
-    model: CausalLM,
+    model: LayeredModel,
     batches: Batch | Sequence[Batch],
     count: int,
     seed: int = 0,
@@ -179,7 +181,7 @@ def finite_differences(
     return [_check_one(step, dealt, *element, gradient) for element, gradient in zip(chosen, made, strict=True)]
 
 
-def _everyones_parts(model: CausalLM) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+def _everyones_parts(model: LayeredModel) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
     """The parts of every parameter that some rank holds, and their shapes."""
     own = {name: [(part.name, part.shape) for part in param.placement.parts] for name, param in model.named_params()}
     return {name: parts for each in model.site.ranks.all_gather_objects(own) for name, parts in each.items()}

@@ -15,6 +15,7 @@ import numpy as np
 from mpitp.backend.arrays import array_module
 from mpitp.backend.device import Device
 from mpitp.backend.rng import normal_box, stream_key
+from mpitp.checkpoint.encoder_source import EncoderSource, load_other_config
 from mpitp.checkpoint.load import ModelSource, load_config, model_facts
 from mpitp.comm.agreement import Facts
 from mpitp.comm.environment import launch_claim
@@ -23,17 +24,15 @@ from mpitp.comm.mesh import Mesh, abstract_mesh, make_mesh, mesh_sizes
 from mpitp.comm.serial import SerialGroup
 from mpitp.config import RunConfig
 from mpitp.errors import ConfigError, UsageError
-from mpitp.layers.partition import share_of
-from mpitp.layers.passes import DropoutState
-from mpitp.layers.rows import Rows, Run
 from mpitp.layers.site import Site, choose_blocks, make_site
 from mpitp.models.batch import Batch
-from mpitp.models.config import DecoderConfig
-from mpitp.models.model import CausalLM
-from mpitp.models.registry import abstract_model
+from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
+from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.run_file import load_run_config
+from mpitp.train.deal import ALONE
 from mpitp.train.facts import run_facts
+from mpitp.train.kinds import ENCODER_TASKS
 from mpitp.train.setup import (
     check_own_group,
     model_config,
@@ -45,7 +44,10 @@ from mpitp.train.setup import (
 )
 from mpitp.train.stages import check_pipeline, make_runner
 from mpitp.train.step import TrainStep
+from mpitp.verify.batches import random_batch
 from mpitp.verify.run import plain_step
+
+CLASSES_OF_A_NEW_HEAD = 5  # on three ranks 2, 2 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,17 @@ class Source:
     `run`: the run file whose mesh, schedule and optimizer make the layout; None: all ranks lie along tp.
     """
 
-    model: ModelSource
+    model: ModelSource | EncoderSource
     dtype: str
     invariant_blocks: int = 0
     run: RunConfig | None = None
 
-    def make(self, site: Site) -> CausalLM:
+    def make(self, site: Site) -> LayeredModel:
         """The model on `site`; on one rank the plain one."""
-        model = (self.model if site.ranks.size > 1 else dataclasses.replace(self.model, deals_weights=False)).make(site)
+        source = self.model
+        if isinstance(source, ModelSource) and site.ranks.size == 1:
+            source = dataclasses.replace(source, deals_weights=False)
+        model = source.make(site)
         if self.model.directory is None:
             shake(model, self.model.seed)
         return model
@@ -72,8 +77,13 @@ class Source:
         mesh = make_mesh(group) if self.run is None else run_mesh(self.run, group)
         if self.run is not None:
             check_own_group(self.run, group)
-            check_pipeline(self.run, self.model.config, mesh)
+        self._check_stages(mesh)
         return self.site_on(mesh, device)
+
+    def _check_stages(self, mesh: Mesh) -> None:
+        """Raise ConfigError where model and microbatches aren't enough for the stages of a run's mesh."""
+        if self.run is not None and isinstance(self.model, ModelSource):
+            check_pipeline(self.run, self.model.config, mesh)
 
     def site_on(self, mesh: Mesh, device: Device | None = None) -> Site:
         """The layout that is checked, on a mesh."""
@@ -82,7 +92,7 @@ class Source:
             options |= {"sequence_parallel": self.run.mesh.sequence_parallel, "cp_form": self.run.mesh.cp_form}
         return make_site(mesh, **options)
 
-    def step(self, model: CausalLM, settings: AdamWSettings, clip_norm: float) -> TrainStep:
+    def step(self, model: LayeredModel, settings: AdamWSettings, clip_norm: float) -> TrainStep:
         """What trains the model in the layout that is checked."""
         if self.run is None:
             return plain_step(model, settings, clip_norm)
@@ -96,13 +106,12 @@ class Source:
             return {"tp": ranks}
         others = {axis: getattr(self.run.mesh, axis) for axis in ("pp", "dp", "cp")}
         sizes = mesh_sizes({**others, "tp": self.run.mesh.tp}, ranks)
-        check_pipeline(self.run, self.model.config, abstract_mesh(sizes))
+        self._check_stages(abstract_mesh(sizes))
         return sizes
 
     def num_elements(self, num_layers: int | None = None) -> int:
         """Elements of all parameters of the model, or of one with so many blocks."""
-        one = dataclasses.replace(self.model.config, num_layers=1)
-        params = abstract_model(one, make_site(SerialGroup())).named_params()
+        params = self.model.abstract(make_site(SerialGroup()), 1).named_params()
         sizes = {name: param.data.size for name, param in params}
         block = sum(size for name, size in sizes.items() if name.startswith("blocks."))
         return sum(sizes.values()) + ((num_layers or len(self.model.chosen_blocks)) - 1) * block
@@ -115,21 +124,40 @@ def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, 
     run = None
     if args.run_file is not None:
         run = load_run_config(args.run_file, args.overrides, ranks=ranks or launch_claim(os.environ).size)
-        if run.task.kind != "text":
-            raise ConfigError(f"verify runs models that continue text; task.kind = {run.task.kind!r} isn't one")
-        data = open_data(run)
-        model = run_source(run, model_config(run, data))
+        model, make_batches = _of_run(run)
         invariant, blocks = args.invariant or run.train.invariant, args.invariant_blocks or run.train.invariant_blocks
-        needed = run.mesh.dp * run.mesh.pp
-        make_batches = lambda: step_batches(run, model.config, data.train, step=1)[:needed]  # noqa: E731
     else:
         assert args.model is not None
-        model = ModelSource(load_config(args.model), Path(args.model), args.seed)
+        model = _of_directory(Path(args.model), args.seed)
         invariant, blocks = args.invariant, args.invariant_blocks
         make_batches = lambda: [random_batch(model.config, args.batch, args.seq, args.seed)]  # noqa: E731
-    model = dataclasses.replace(model, blocks=parse_layers(args.layers, model.config.num_layers))
+    if isinstance(model, ModelSource):
+        model = dataclasses.replace(model, blocks=parse_layers(args.layers, model.config.num_layers))
+    elif args.layers is not None:
+        raise UsageError("--layers takes blocks of a model that continues text; an encoder is checked whole")
     chosen = choose_blocks(invariant, blocks, model.config.heads)
     return Source(model, args.dtype, chosen, run), make_batches
+
+
+def _of_run(run: RunConfig) -> tuple[ModelSource | EncoderSource, Callable[[], list[Batch]]]:
+    """The model of a run file, and its first microbatches."""
+    needed = run.mesh.dp * run.mesh.pp
+    if run.task.kind == "text":
+        data = open_data(run)
+        model = run_source(run, model_config(run, data))
+        return model, lambda: step_batches(run, model.config, data.train, step=1)[:needed]
+    task = ENCODER_TASKS[run.task.kind](run)
+    return task.source, lambda: task.step_batches(1, ALONE)[:needed]
+
+
+def _of_directory(directory: Path, seed: int) -> ModelSource | EncoderSource:
+    """The model of a directory. An encoder without a head is given one, so that there is a loss."""
+    config = load_other_config(directory)
+    if config is None:
+        return ModelSource(load_config(directory), directory, seed)
+    if config.head == FEATURES:
+        config = config.with_head(CLASSIFICATION, [f"LABEL_{i}" for i in range(CLASSES_OF_A_NEW_HEAD)])
+    return EncoderSource(config, directory, seed)
 
 
 def source_facts(args: argparse.Namespace) -> Facts:
@@ -148,45 +176,14 @@ class SourceArguments:
     overrides: tuple[str, ...] = ()
     layers: str | None = None
     batch: int = 2
-    seq: int = 16
+    seq: int | None = None
     seed: int = 0
     dtype: str = "float32"
     invariant: bool = False
     invariant_blocks: int = 0
 
 
-def random_batch(config: DecoderConfig, batch: int, seq: int, seed: int) -> Batch:
-    """Random tokens: `batch` sequences of `seq`, with the model's own dropout rates in force."""
-    if batch < 1 or seq < 1:
-        raise UsageError(f"--batch and --seq must be at least 1, got {batch} and {seq}")
-    if seq > config.max_positions:
-        raise UsageError(f"--seq {seq} exceeds the model's {config.max_positions} positions; use a smaller one")
-    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (batch, seq + 1))
-    has_dropout = any(dataclasses.astuple(config.dropouts))
-    state = DropoutState(seed, 1) if has_dropout else None
-    return Batch.of_rows(tokens[:, :-1], tokens[:, 1:], state)
-
-
-def with_edges(batch: Batch, source: Source, ranks: int, first_sample: int = 0) -> Batch:
-    """The batch, and behind it sequences of the first and last id of every rank's and every block's rows of the
-    vocabulary, each as input and as target: a fault at the edge of a shard shows only there. `ranks`: along tp.
-    `first_sample`: the lowest number that no sample of the step has; 0: that of the batch's runs.
-    """
-    config, blocks = source.model.config, source.invariant_blocks
-    shares = [share_of(config.vocab_size, rank, ranks, blocks) for rank in range(ranks)]
-    edges = sorted({edge for share in shares for rows in share.blocks if rows for edge in (rows[0], rows[-1])})
-    assert batch.targets is not None
-    runs, tokens, targets = list(batch.rows.runs), [batch.tokens], [batch.targets]
-    for first in range(0, len(edges), config.max_positions):
-        ids = np.array(edges[first : first + config.max_positions], np.int64)
-        runs.append(Run((first_sample or len(batch.rows.runs)) + first // config.max_positions, 0, len(ids), len(runs)))
-        tokens, targets = [*tokens, ids], [*targets, np.roll(ids, -1)]
-    return dataclasses.replace(
-        batch, tokens=np.concatenate(tokens), targets=np.concatenate(targets), rows=Rows(tuple(runs))
-    )
-
-
-def shake(model: CausalLM, seed: int) -> None:
+def shake(model: LayeredModel, seed: int) -> None:
     """Add a little to what a fresh model begins with as zeros or ones, the same in every layout.
 
     A bias that is zero hides that it is added twice, a norm's weight of ones that it is another rank's.

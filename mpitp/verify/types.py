@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mpitp.comm.mesh import abstract_mesh
-from mpitp.models.registry import abstract_model
 from mpitp.verify.source import Source
 
 
@@ -38,7 +37,7 @@ def check_types(source: Source, sizes: dict[str, int]) -> list[TypeRow]:
 def _rows_of(source: Source, sizes: dict[str, int], rank: int) -> list[TypeRow]:
     site = source.site_on(abstract_mesh(sizes, rank))
     rows: dict[TypeRow, None] = {}
-    for name, typed in abstract_model(source.model.made_config, site).types().items():
+    for name, typed in source.model.abstract(site).types().items():
         words = name.split(".")
         if words[0] == "blocks":
             words[1] = "*"

@@ -16,9 +16,10 @@ from examples.planted_bugs import COURSE, FAULTS, choices, course_config
 from mpitp.comm import Group, run_threads
 from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, new_model
+from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
-from mpitp.verify.source import random_batch, shake
+from mpitp.verify.source import shake
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

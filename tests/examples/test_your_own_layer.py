@@ -17,9 +17,9 @@ from examples.your_own_layer import CONFIG, Forgotten, GatedBottleneck, complain
 from mpitp.comm import Group, SerialGroup, abstract_mesh, run_threads
 from mpitp.errors import PlacementError
 from mpitp.layers import make_site
+from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
-from mpitp.verify.source import random_batch
 from tests.sharded import assert_close, gradients
 
 SCRIPT = Path(your_own_layer.__file__)

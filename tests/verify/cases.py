@@ -10,9 +10,9 @@ from mpitp.comm import Group, make_mesh, run_threads
 from mpitp.layers.site import Site, make_site
 from mpitp.models import Batch, CausalLM, DecoderConfig, build_model, config_from_hf
 from mpitp.models.config import Dropouts
+from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
-from mpitp.verify.source import random_batch
 from tests.models.model_cases import GPT2, LLAMA
 from tests.sharded import fill
 

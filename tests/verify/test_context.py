@@ -20,9 +20,9 @@ from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, build_model
 from mpitp.ops.online_softmax import join_finished
+from mpitp.verify.batches import random_batch
 from mpitp.verify.report import summary
 from mpitp.verify.run import FiniteDifference, finite_differences
-from mpitp.verify.source import random_batch
 from tests.sharded import fill
 from tests.verify.cases import CONFIGS, run_verify
 

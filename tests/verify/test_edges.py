@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from examples.planted_bugs import in_model
-from mpitp.checkpoint.load import ModelSource
 from mpitp.models import CausalLM
-from mpitp.verify.source import Source, random_batch, with_edges
+from mpitp.verify.batches import random_batch, with_edges
 from tests.command_on_threads import command_on_threads
 from tests.models.model_cases import CONFIGS
 
@@ -22,7 +21,7 @@ MODEL = str(Path(__file__).resolve().parent.parent / "parity" / "golden" / "llam
 def test_edges_are_inputs_and_targets(ranks: int, blocks: int) -> None:
     config = CONFIGS["gpt2"]
     batch = random_batch(config, batch=2, seq=4, seed=0)
-    whole = with_edges(batch, Source(ModelSource(config), "float32", blocks), ranks)
+    whole = with_edges(batch, config, blocks, ranks)
     pieces = np.array_split(np.arange(config.vocab_size), blocks or ranks)
     edges = {int(edge) for piece in pieces for edge in (piece[0], piece[-1])}
     assert whole.targets is not None

@@ -10,9 +10,9 @@ from mpitp.layers import Cut, Site, make_site
 from mpitp.models import CausalLM, build_model
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
+from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import FiniteDifference, Report, Settings, finite_differences, verify
-from mpitp.verify.source import random_batch
 from tests.layers.test_product import low_rank
 from tests.sharded import fill
 from tests.verify.cases import CONFIGS

@@ -23,6 +23,7 @@ from mpitp.errors import ConfigError, NumericError, UsageError
 from mpitp.layers.site import Site, make_site
 from mpitp.models import Batch, CausalLM, build_model
 from mpitp.verify import source as sources
+from mpitp.verify.batches import random_batch
 from mpitp.verify.compare import EXACT, Tolerance, compare
 from mpitp.verify.record import Record
 from mpitp.verify.run import Report, Settings, finite_differences, verify
@@ -32,7 +33,6 @@ from mpitp.verify.source import (
     check_memory,
     needed_bytes,
     parse_layers,
-    random_batch,
     shake,
     source_of,
 )
