@@ -15,7 +15,7 @@ from mpitp.layers.build import Builder
 from mpitp.layers.heads_keys import Dealt
 from mpitp.layers.keys import OWN_KEYS
 from mpitp.layers.passes import DropoutState
-from mpitp.layers.ring_keys import _TAG_GRADIENTS, RingKeys
+from mpitp.layers.ring_keys import TAG_GRADIENTS, RingKeys
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, build_model
@@ -89,7 +89,7 @@ def a_hop_of_dk_is_missing(patch: pytest.MonkeyPatch) -> None:
 
     def shift(keys: RingKeys, x: Any, count: int, tag: int) -> Pending:
         pending = right(keys, x, count, tag)
-        if tag != _TAG_GRADIENTS:
+        if tag != TAG_GRADIENTS:
             return pending
         if keys not in own:  # the first of two steps
             own[keys] = x.copy()
