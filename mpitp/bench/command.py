@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from mpitp.bench.sizes import add_size_arguments, positive
@@ -77,6 +78,12 @@ several schedules, and in turn with them one rank alone. A perfect pipeline of p
 (1 - bubble); the bubble's share is that of `mpitp plan schedule`, where forward, input and weight gradients take the
 same time."""
 
+_MACHINE = """\
+Measure what a plan needs to know of a machine: products by shape, passes over memory, exponentials, the optimizer, sums
+by size and group (inside a node, and between nodes where there are several), sends, what of a sum runs behind products,
+and the start of an operation and of a step; all in turn, the least time counts. Start it on as many ranks as a job has
+on a node, and on several nodes where a job has several."""
+
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
 _REPLICAS_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 4096}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
@@ -89,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp bench`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     verbs = parser.add_subparsers(
-        dest="what", required=True, metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline"
+        dest="what", required=True, metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|machine"
     )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
@@ -105,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_replicas(add("replicas", "data-parallel steps against ranks by themselves", _REPLICAS))
     _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
     _add_pipeline(add("pipeline", "pipeline schedules against what their bubbles allow", _PIPELINE))
+    _add_machine(add("machine", "a machine in numbers, as the file that mpitp plan reads", _MACHINE))
 
 
 def _add_clock(sub: argparse.ArgumentParser) -> None:
@@ -250,11 +258,24 @@ def _add_pipeline(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to time; default 7")
 
 
+def _add_machine(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--out", type=path_option, metavar="FILE", help="write the machine file there")
+    sub.add_argument("--name", metavar="WORDS", help="what the machine is called; default its processor")
+    sub.add_argument("--seconds", type=float, default=60.0, metavar="S", help="how long, about; default 60")
+    sub.add_argument(
+        "--dtype", action="append", choices=("float32", "float64", "bfloat16", "float16"), metavar="DTYPE",
+        help="of products, may be given several times; default float32",
+    )  # fmt: skip
+    sub.add_argument(
+        "--most-bytes", type=int, default=1 << 27, metavar="N", help="the largest array; default 134217728"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
     from mpitp.backend.threads import limit_blas_threads
-    from mpitp.bench import allreduce, decode, pipeline, replicas, save, scaling, serve, train
+    from mpitp.bench import allreduce, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
@@ -262,6 +283,7 @@ def run(args: argparse.Namespace) -> int:
 
     programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
     programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
+    programs["machine"] = measure_machine
     program = programs[args.what]
     group = join_ranks()
     folder = args.model if args.what in ("decode", "serve") else None
@@ -291,6 +313,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_files(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    if args.what == "machine":
+        if args.out:
+            from mpitp.files import replace_file
+
+            replace_file(Path(args.out), facts["file"])
+        return
     if getattr(args, "out", None):
         from mpitp.bench.scaling import write_table
 
@@ -309,6 +337,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.what == "allreduce":
         if args.max_bytes < 1024:
             raise UsageError(f"--max-bytes must be at least 1024, got {args.max_bytes}")
+        return
+    if args.what == "machine":
+        _check_machine(args)
         return
     positive(args, "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab")
     if args.what == "save":
@@ -337,3 +368,12 @@ def _check(args: argparse.Namespace) -> None:
     positive(args, "prompt", "rounds")
     if args.tokens < 2:
         raise UsageError(f"--tokens must be at least 2 (the first one comes with the prompt), got {args.tokens}")
+
+
+def _check_machine(args: argparse.Namespace) -> None:
+    if not 0 < args.seconds < 1e5:
+        raise UsageError(f"--seconds must be above 0, and less than a day, got {args.seconds:g}")
+    if args.most_bytes < 1 << 16:
+        raise UsageError(f"--most-bytes must be at least {1 << 16}, got {args.most_bytes}")
+    if args.out and not Path(args.out).resolve().parent.is_dir():
+        raise UsageError(f"--out {args.out}: there is no folder {Path(args.out).resolve().parent}")
