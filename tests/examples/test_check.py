@@ -1,0 +1,142 @@
+"""Exercises with hidden answers, and the game of planted faults: what they ask, accept and give away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples import breaks, check
+from examples.exercises import EXERCISES
+from examples.mesh_exercises import MESH_EXERCISES
+from examples.planted_bugs import FAULTS
+
+EXAMPLES = Path(check.__file__).resolve().parent
+ALL = EXERCISES | MESH_EXERCISES
+# What the library must say, counted by hand.
+ANSWERS = {
+    "01": ["3 2 2 2", "20", "V"],
+    "02": ["1", "P", "3 3 2"],
+    "03": ["b", "96", "1"],
+    "04": ["1 2", "2", "8"],
+    "05": ["34 50", "3", "2"],
+    "06": ["2 2", "3"],
+    "07": ["4.16", "yes"],
+    "08": ["0", "3", "5"],
+    "09": ["128", "1600"],
+    "10": ["8", "3"],
+    "11": ["2", "1.26"],
+    "12": ["7", "numbers"],
+    "13": ["2 2 1", "3.5", "2000"],
+    "14": ["3 2 2", "R", "yes"],
+    "15": ["27.3", "8 4", "9"],
+    "16": ["0 1 10 11", "0.693", "3"],
+    "19": ["2", "2", "16 16"],
+    "your_own_layer": ["2", "refused"],
+    "your_own_model": ["no"],
+    "your_own_all_reduce": ["yes", "no"],
+}
+
+
+def run(*words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "check.py"), *words]
+    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=100)
+
+
+def test_every_example_has_exercises() -> None:
+    scripts = sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) + sorted(EXAMPLES.glob("your_own_*.py"))
+    names = {path.name[:2] if path.name[0].isdecimal() else path.stem for path in scripts}
+    assert names == set(ALL) == set(ANSWERS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_answers_are_those_counted_by_hand(name: str) -> None:
+    assert len(ANSWERS[name]) == len(ALL[name])
+    for exercise, by_hand in zip(ALL[name], ANSWERS[name], strict=True):
+        answer = exercise.answer()
+        assert check.is_right(by_hand, answer) and check.is_right(check.told(answer), answer)
+        for wrong in ("", "x", f"{by_hand} 1", f"7{by_hand}"):
+            assert not check.is_right(wrong, answer)
+
+
+def test_commas_and_capitals_are_no_matter() -> None:
+    assert check.is_right("3, 2,2", [3, 2, 2]) and check.is_right("v", "V") and check.is_right("27", 27.27)
+    assert not check.is_right("27.6", 27.27) and not check.is_right("3.1", 3)
+
+
+def test_reasons_are_hidden_in_the_source_and_told_afterwards() -> None:
+    source = "".join((EXAMPLES / name).read_text() for name in ("exercises.py", "mesh_exercises.py"))
+    for exercises in ALL.values():
+        for exercise in exercises:
+            why = check.revealed(exercise.why)
+            assert len(why) > 20 and why[:20] not in source and check.revealed(why) == exercise.why
+
+
+def test_right_answers_by_pipe() -> None:
+    done = run("02", answers="\n".join(ANSWERS["02"]))
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.endswith("SCORE  6 of 6\n") and done.stdout.count("Right.") == 3
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_wrong_answers_get_a_hint_and_then_the_reason() -> None:
+    done = run("03", answers="a\nb\n95\n97\n")  # and then the answers end
+    assert "Not so. A hint: x was used on every rank" in done.stdout
+    assert "It is 96. dx is [3, 4] on every" in done.stdout
+    assert done.stdout.endswith("SCORE  1 of 6\n")
+
+
+@pytest.mark.parametrize("words", [[], ["00"], ["breaks", "0"], ["breaks", "1", "2"], ["03", "04"]])
+def test_wrong_use_is_told(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 1 and done.stderr.startswith("usage: ") and done.stdout == ""
+
+
+def test_the_list_names_all() -> None:
+    lines = run("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [*ALL, "breaks"]
+    assert max(map(len, lines)) <= 80
+
+
+def letter_of(number: int, *, right: bool = True) -> str:
+    """Of the planted mistake, or of another one."""
+    offered = dict(zip("abc", breaks.choices(number), strict=True))
+    mistake = FAULTS[breaks.NAMES[number - 1]].mistake
+    return next(letter for letter, text in offered.items() if (text == mistake) == right)
+
+
+def test_the_game_offers_the_mistake_and_two_that_show_elsewhere() -> None:
+    for number, name in enumerate(breaks.NAMES, 1):
+        offered, fault = breaks.choices(number), FAULTS[name]
+        assert len(set(offered)) == 3 and fault.mistake in offered
+        assert all(
+            other.seen != fault.seen for other in FAULTS.values() if other.mistake in set(offered) - {fault.mistake}
+        )
+
+
+def test_a_game_by_pipe() -> None:
+    number = 1 + breaks.NAMES.index("KV gradients not summed")
+    wrong, right = letter_of(number, right=False), letter_of(number)
+    done = run("breaks", str(number), answers=f"ledger\nledger\nverify\nhuh\n{wrong}\n{right}\n")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "all_reduce(sum) [2, 21, 4]                              2       1" in done.stdout
+    assert "blocks.1.attention.heads (gradient of the input" in done.stdout
+    assert done.stdout.count(breaks.HELP) == 2  # at the start, and where it wasn't understood
+    assert "No: that one would show first in" in done.stdout
+    assert done.stdout.endswith("SCORE  5 of 10\n")  # a tool is paid for once
+
+
+def test_who_ends_is_told_what_it_was() -> None:
+    done = run("breaks", "2", answers="end\n")
+    assert done.stdout.endswith(f"It is: {FAULTS[breaks.NAMES[1]].mistake}\nSCORE  0 of 10\n")
+
+
+@pytest.mark.parametrize("name", ["missing all-reduce forward", "stale KV head map", "replicas start differently"])
+def test_tools_show_every_kind_of_fault(name: str) -> None:
+    game = breaks.Game(1 + breaks.NAMES.index(name))
+    assert "DIFFERENT" in breaks.show_verify(game) and FAULTS[name].seen["y"] in breaks.show_table(game)
+    losses = [float(line.split()[-1]) for line in breaks.show_losses(game).splitlines()]
+    assert abs(losses[0] - losses[1]) > 1e-9 * losses[0]
+    assert "right" in breaks.show_ledger(game) and breaks.show_types(game).startswith("they")
