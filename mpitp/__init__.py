@@ -6,7 +6,7 @@ Importing this package starts nothing: no MPI, no GPU, no global setting. The us
     from mpitp.comm import world_group
     from mpitp.layers import make_site
 
-and the README's "From Python" section goes on from there.
+and docs/python.md goes on from there.
 """
 
 __version__ = "0.1.0"

@@ -90,7 +90,7 @@ class Job:
         return any(number in _ENDING for number in self._received)
 
     def run(self) -> int:
-        """Run it to its end; the exit code, as README has them.
+        """Run it to its end; the exit code, as docs/cluster.md has them.
 
         When its output can't be handed on it is ended, and that raised: BrokenPipeError when the reader has left, else
         FileError. Raises LaunchError when it can't be started.

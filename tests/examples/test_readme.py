@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there: its lines of Python, its error, its list of faults."""
+"""What README and docs show works as it stands there: lines of Python, an error, the list of faults."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mpitp.layers import CopyToTP, make_site
 from mpitp.models import Batch, abstract_model, config_from_hf, new_model
 from tests.models.model_cases import LLAMA
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TOKENS = np.random.default_rng(1).integers(0, 53, (2, 9))
 
 
-def section(title: str) -> str:
-    return README.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def model_dir(tmp_path: Path) -> Path:
 def test_the_lines_of_python_work(
     ranks: int, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second, *_ = re.findall(r"```python\n(.*?)```", section("From Python"), re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", page("python"), re.DOTALL)
     monkeypatch.chdir(model_dir)
 
     def run(group: Group) -> Any:
@@ -54,7 +54,7 @@ def test_the_lines_of_python_work(
 
 
 def test_two_models_stand_side_by_side_in_one_job(model_dir: Path) -> None:
-    assert 'make_site(make_mesh(world, {"dp": 2})["tp"])' in README
+    assert 'make_site(make_mesh(world, {"dp": 2})["tp"])' in page("python")
 
     def loss(group: Group) -> float:
         site = make_site(make_mesh(group, {"dp": 2})["tp"])
@@ -83,17 +83,17 @@ def test_the_error_is_told_as_shown() -> None:
     model["blocks.1.attention.qkv"].copy = NoCopy(model.site.summation())
     with pytest.raises(PlacementError) as caught:
         model.types()
-    assert str(caught.value) in " ".join(section("How it is built").split())
+    assert str(caught.value) in " ".join(page("design").split())
 
 
 def test_the_faults_that_types_tell_are_listed() -> None:
     for text, is_told in (("types tell", True), ("only numbers tell", False)):
-        row = re.search(rf"^\| {text} \| (.*) \|$", README, re.MULTILINE)
+        row = re.search(rf"^\| {text} \| (.*) \|$", page("numbers"), re.MULTILINE)
         assert row and row[1].split("; ") == [name for name, fault in FAULTS.items() if fault.types == is_told]
 
 
-def test_the_door_has_what_the_readme_names() -> None:
-    for module, names in re.findall(r"from (mpitp[\w.]*) import ([\w, ]+)", README):
+def test_the_door_has_what_the_pages_name() -> None:
+    for module, names in re.findall(r"from (mpitp[\w.]*) import ([\w, ]+)", page("python")):
         loaded = __import__(module, fromlist=["x"])
         assert [name for name in names.split(", ") if not hasattr(loaded, name)] == []
     assert mpitp.comm.make_mesh is make_mesh
