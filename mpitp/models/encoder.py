@@ -45,6 +45,8 @@ HEAD = "head"
 class Encoder(LayeredModel):
     """An encoder on a site. Make one with `new_encoder`, or `mpitp.checkpoint.encoder.load_encoder`."""
 
+    config: EncoderConfig
+
     def __init__(
         self, config: EncoderConfig, site: Site, layers: dict[str, Layer], num_trunk: int, names: HfNames
     ) -> None:

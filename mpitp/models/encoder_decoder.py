@@ -39,6 +39,8 @@ class EncoderDecoder(LayeredModel):
     `mpitp.checkpoint.encoder_decoder.load_encoder_decoder`.
     """
 
+    config: EncoderDecoderConfig
+
     def __init__(self, config: EncoderDecoderConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
         super().__init__(site, layers, Builder(site, 0.0).loss(site.share(config.vocab_size)), names)
         self.config = config

@@ -24,6 +24,7 @@ from mpitp.layers.mappings import GatherFromTP
 from mpitp.layers.param import Param
 from mpitp.layers.passes import Pass
 from mpitp.layers.site import Site
+from mpitp.models.any_config import AnyConfig
 from mpitp.models.batch import Batch
 from mpitp.models.names import HfPiece
 from mpitp.models.stages import Chunk
@@ -67,6 +68,9 @@ class LayeredModel(ABC):
     On a mesh with stages (`stages.py`) a rank's model has the layers of its stage alone. It runs by `chunks` then, and
     only the one that ends in the loss has a loss.
     """
+
+    config: AnyConfig
+    entrance = "embedding"  # the layer that takes the inputs
 
     def __init__(
         self,

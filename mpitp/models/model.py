@@ -40,6 +40,8 @@ class CausalLM(LayeredModel):
     Make one with `new_model` (fresh weights) or `mpitp.checkpoint.load_model` (Hugging Face directory).
     """
 
+    config: DecoderConfig
+
     def __init__(
         self,
         config: DecoderConfig,

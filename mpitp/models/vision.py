@@ -45,6 +45,9 @@ IGNORABLE_TENSORS = ("*embeddings.mask_token", "*pooler.dense.*")
 class Vision(LayeredModel):
     """A vision transformer on a site. Make one with `new_vision`, or `mpitp.checkpoint.vision.load_vision`."""
 
+    config: VisionConfig
+    entrance = "patches"
+
     def __init__(self, config: VisionConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
         labels = max(len(config.labels), 2)
         loss = Builder(site, 0.0).loss(site.share_of_few(labels), min(site.num_blocks, labels))

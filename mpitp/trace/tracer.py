@@ -16,7 +16,7 @@ from typing import Any
 from mpitp.comm.group import Group, Pending
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
 from mpitp.layers.layer import FORWARD
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.trace.observe import LayerObserver, Spot, observe
 from mpitp.trace.traffic import Work
 
@@ -75,7 +75,7 @@ class Tracer(LayerObserver, GroupObserver):
     work: Work = field(default_factory=Work)
     is_open: bool = False
     is_full: bool = False
-    model: CausalLM | None = None
+    model: LayeredModel | None = None
     _stack: list[tuple[str, str]] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
     _axes: dict[str, str] = field(default_factory=dict)  # of a group by its name
@@ -84,10 +84,10 @@ class Tracer(LayerObserver, GroupObserver):
         """`group`, its collectives seen by this tracer; make the model on it."""
         return ObservedGroup(group, self, f"all {group.size}", whole_sums=True)
 
-    def attach(self, model: CausalLM) -> None:
+    def attach(self, model: LayeredModel) -> None:
         """See every layer of `model` (made on a group from `watch`) from now on."""
         observe(model, self)
-        self.model, self.is_open = model, True
+        self.model, self.is_open, self.work.entrance = model, True, model.entrance
         groups = [(axes, group) for axes, group in model.site.mesh.groups() if group.size > 1]
         self._axes = {self._name_of(group): "+".join(axes) for axes, group in groups}
 
@@ -110,7 +110,7 @@ class Tracer(LayerObserver, GroupObserver):
         return around
 
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        if phase == FORWARD and spot.name == "embedding":
+        if phase == FORWARD and spot.name == self.work.entrance:
             self._close_when_full()
         if self.is_open:
             self.work.count(spot.name, phase, len(args[0]))

@@ -39,9 +39,13 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.layers.gathered import in_whole_shapes
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Wrapper, walk
 from mpitp.layers.recompute import Recompute
+from mpitp.models.layered import LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
+from mpitp.models.vision_config import VisionConfig
 
 Key = tuple[str, str, str]  # collective, place, pass
+
+ROWS = {"patches": "blocks.0"}  # an image's rows are its patches and one more
 
 _BLOCK = re.compile(r"^blocks\.\d+")
 
@@ -53,8 +57,11 @@ def folded(name: str) -> str:
 
 @dataclass(slots=True)
 class Work:
-    """How much went through each layer: passes and their tokens, by its name and the kind of pass."""
+    """How much went through each layer: passes and their tokens, by its name and the kind of pass. `entrance`: the
+    layer that takes the model's inputs.
+    """
 
+    entrance: str = EMBEDDING
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, name: str, phase: str, tokens: int) -> None:
@@ -69,11 +76,11 @@ class Work:
     @property
     def passes(self) -> int:
         """Forward passes through the model."""
-        return self.of("embedding", FORWARD)[0]
+        return self.of(self.entrance, FORWARD)[0]
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """For JSON: what went into the model, through its head and its loss, and back."""
-        places = [("embedding", FORWARD), (HEAD, FORWARD), ("loss", FORWARD), (HEAD, BACKWARD)]
+        places = [(self.entrance, FORWARD), (HEAD, FORWARD), ("loss", FORWARD), (HEAD, BACKWARD)]
         return {f"{n} {phase}": dict(zip(("passes", "tokens"), self.of(n, phase), strict=True)) for n, phase in places}
 
 
@@ -100,7 +107,7 @@ class Own:
     axis: str
 
 
-def own_traffic(model: CausalLM, work: Work) -> dict[Key, Own]:
+def own_traffic(model: LayeredModel, work: Work) -> dict[Key, Own]:
     """This rank's part of the closed form, from its own layers and what has gone through them.
 
     One rank alone calls its collectives like any other; along an axis of one rank among several nobody calls any.
@@ -131,7 +138,7 @@ def _add(table: dict[Key, Own], key: Key, own: Own) -> None:
         before.calls, before.share = before.calls + own.calls, before.share + own.share
 
 
-def _messages(model: CausalLM, work: Work) -> Iterator[tuple[str, int, int]]:
+def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, int, int]]:
     """What a stage of a pipeline sends and receives: op, how often, and the tokens of all of them.
 
     Forward what comes into its chunks and goes out of them, backward their gradients; not at the ends of the model.
@@ -157,7 +164,7 @@ def forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:
     return passes, tokens
 
 
-def expected_traffic(model: CausalLM, work: Work, everyones: Sequence[Mapping[Key, Own]]) -> dict[Key, Expected]:
+def expected_traffic(model: LayeredModel, work: Work, everyones: Sequence[Mapping[Key, Own]]) -> dict[Key, Expected]:
     """The closed form of all traffic, from every rank's `own_traffic`; `model` and `work`: the first rank's."""
     table: dict[Key, Expected] = {}
     for key in dict.fromkeys(key for own in everyones for key in own):
@@ -168,21 +175,23 @@ def expected_traffic(model: CausalLM, work: Work, everyones: Sequence[Mapping[Ke
     return table | _generation(model, work)
 
 
-def letters(model: CausalLM, work: Work) -> dict[str, float]:
+def letters(model: LayeredModel, work: Work) -> dict[str, float]:
     """What the letters of the formulas stand for; t, and b of generating passes, are means of the forward ones."""
-    (passes, tokens), (_, heads) = work.of("embedding", FORWARD), work.of(HEAD, FORWARD)
+    (passes, tokens), (_, heads) = work.of(ROWS.get(model.entrance, model.entrance), FORWARD), work.of(HEAD, FORWARD)
     config, each = model.config, max(passes, 1)
     rows = {"t": tokens / each} | ({"b": heads / each} if _generation(model, work) else {})
-    sizes = {"h": config.hidden_size, "d": config.head_dim, "v": config.vocab_size}
+    outputs = len(config.labels) if isinstance(config, VisionConfig) else config.vocab_size
+    sizes = {"h": config.hidden_size, "d": config.head_dim, "v": outputs}
     return {**rows, **sizes, "p": model.site.tp.size, "s": model.dtype.itemsize}
 
 
-def _generation(model: CausalLM, work: Work) -> dict[Key, Expected]:
+def _generation(model: LayeredModel, work: Work) -> dict[Key, Expected]:
     """Gathered logits: of the passes that went through the head and not on to a loss."""
     (head_passes, head_rows), (loss_passes, loss_rows) = work.of(HEAD, FORWARD), work.of("loss", FORWARD)
     passes, rows = head_passes - loss_passes, head_rows - loss_rows
     if not passes:
         return {}
+    assert isinstance(model, CausalLM), "the others' heads end in a loss"
     logits = rows * model.config.vocab_size * model.dtype.itemsize
     return {
         ("all_gather", "layered.gather_logits", ""): Expected(passes, logits, "b v s / p"),

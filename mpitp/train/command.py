@@ -52,6 +52,9 @@ keys of the run file, with defaults:
 """
 
 
+TRACED = ("text", "classification", "masked", "image")  # kinds of tasks whose models say what they send
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp train`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE + key_table()
@@ -80,10 +83,8 @@ def run(args: argparse.Namespace) -> int:
     """Train; every rank runs this, rank 0 prints the result."""
     config = load_run_config(args.run_file, args.set, ranks=launch_claim(os.environ).size)
 
-    if args.trace and config.task.kind != "text":
-        raise UsageError(
-            f"--trace follows models that continue text; leave it out with task.kind = {config.task.kind!r}"
-        )
+    if args.trace and config.task.kind not in TRACED:
+        raise UsageError(f"--trace isn't there for task.kind = {config.task.kind!r}; leave it out")
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.train.facts import run_facts
@@ -105,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _train_traced(config: RunConfig, world: Group, device: Device, path: str, options: dict[str, Any]) -> None:
     """Train with an observer around group, layers and optimizer; write what it saw, of a preempted run too."""
-    from mpitp.models.model import CausalLM
     from mpitp.trace.timeline import check_writable, finish
     from mpitp.trace.tracer import Tracer
     from mpitp.train.run import TrainLoop, train
@@ -116,7 +116,6 @@ def _train_traced(config: RunConfig, world: Group, device: Device, path: str, op
 
     def observe(loop: TrainLoop) -> None:
         reductions.append(loop.train_step.reduction)
-        assert isinstance(loop.model, CausalLM), "another kind has been refused"
         tracer.attach(loop.model)
         loop.train_step.grad_norm = tracer.timed(NORM, loop.train_step.grad_norm)  # type: ignore[assignment]
         loop.optimizer.step = tracer.timed(OPTIMIZER, loop.optimizer.step)  # type: ignore[method-assign]

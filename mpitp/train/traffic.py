@@ -24,7 +24,7 @@ from math import prod
 from mpitp.comm.group import Group
 from mpitp.layers.gathered import DealtParam, GatheredWeights
 from mpitp.layers.layer import BACKWARD, FORWARD
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.optim.buckets import Bucket
 from mpitp.optim.dealt_weights import WithDealtWeights
 from mpitp.optim.reduction import InBuckets, InOrder, Reduction
@@ -122,7 +122,7 @@ def _in_order(reduction: InOrder, tracer: Tracer, steps: int) -> Iterator[Calls]
         yield Calls(key, shard.group, steps * reduction.rounds, (own + sums_so_far) * size, "P w")
 
 
-def _of_tied(model: CausalLM, reduction: Reduction, tracer: Tracer) -> Iterator[Calls]:
+def _of_tied(model: LayeredModel, reduction: Reduction, tracer: Tracer) -> Iterator[Calls]:
     """A gradient whose parameter is on the first and on the last stage: each hands its summand to the other."""
     group, params = model.site.mesh["pp"], dict(model.named_params())
     times = _spans(tracer, NORM) * (reduction.rounds if isinstance(reduction, InOrder) else 1)

@@ -1,0 +1,27 @@
+"""The ledger of encoders and vision transformers equals the closed form of their layers, alone and with replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpitp.trace.timeline import read_trace
+from tests.command_on_threads import command_on_threads
+from tests.verify.test_encoders import run_file
+
+
+@pytest.mark.parametrize(("ranks", "dp", "zero"), [(3, 1, 0), (4, 2, 1)])
+@pytest.mark.parametrize("kind", ["classification", "image"])
+def test_training_sends_what_the_closed_form_says(kind: str, ranks: int, dp: int, zero: int, tmp_path: Path) -> None:
+    words = [run_file(tmp_path, kind), "--trace", str(tmp_path / "t.json")]
+    sets = ["--set", f"mesh.dp={dp}", "--set", f"optim.zero={zero}"]
+    assert command_on_threads(ranks, "train", *words, *sets) == [0] * ranks
+    trace = read_trace(tmp_path / "t.json")
+    layers = {row.place: row for row in trace.ledger if row.phase}
+    assert {"blocks.*.attention.out", "blocks.*.mlp.down", "loss"} <= layers.keys()
+    assert ("head.pooler.gather" if kind == "classification" else "patches") in layers
+    for row in trace.ledger:
+        assert row.is_expected and (row.expected_bytes is not None or not row.phase), row
+    rows = {"classification": 16, "image": 10}  # at most; an image has 3 x 3 patches and a class token
+    assert 0 < trace.facts["letters"]["t"] <= 3 * rows[kind]
