@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
     from mpitp.serve.service import Service
+    from mpitp.serve.step_watch import StepWatch
     from mpitp.serve.web import WebThread
 
 KEY_VARIABLE = "MPITP_API_KEY"
@@ -76,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-tokens", type=int, default=4096, metavar="N", help="new ones of a text; default 4096")
     limits.add_argument("--queue", type=int, default=128, metavar="N", help="texts under way or waiting; default 128")
     limits.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of one request; default 600")
+    limits.add_argument(
+        "--step-seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="a step that takes longer (a rank hangs) ends the server with an error; default 600; 0: never",
+    )
     limits.add_argument("--max-body", type=int, default=1 << 22, metavar="BYTES", help="of one request; default 4 MiB")
 
 
@@ -120,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     executor = Executor(model, blocks, world, models[1] if len(models) > 1 else None)
     with row_by_row(model):
         if listening is None:
-            _follow(executor, world)
+            _follow(executor, world, args.step_seconds)
         else:
             _lead(args, _engine(args, executor, speculation), world, tokenizer, keys, listening)
     return 0
@@ -133,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if not 0 <= args.port < 2**16:
         raise UsageError(f"--port must lie in 0 .. 65535, got {args.port}")
+    if not 0 <= args.step_seconds < float("inf"):
+        raise UsageError(f"--step-seconds must be a number of at least 0 (0: no limit), got {args.step_seconds:g}")
     if not args.max_seconds > 0:
         raise UsageError(f"--max-seconds must be above 0, got {args.max_seconds:g}")
     speculate_options.check(args)
@@ -200,10 +211,12 @@ def _engine(args: argparse.Namespace, executor: Executor, speculation: Speculati
     return Engine(executor, Limits(args.texts, args.step_rows, drafted_rows=drafted_rows), speculation=speculation)
 
 
-def _follow(executor: Executor, world: Group) -> None:
+def _follow(executor: Executor, world: Group, seconds: float) -> None:
     """On the other ranks. A signal to stop is rank 0's affair: it tells when it is over."""
-    with _signals(lambda: None), _watched(world, lambda text: time.sleep(2 * WORDS_TAKE_SECONDS)):
-        executor.follow()
+    from mpitp.infer.orders import Next
+
+    with _signals(lambda: None), _watched(world, _let_first_rank_speak, seconds) as watch:
+        executor.follow(lambda order: watch.begin() if order.next is Next.WORK else watch.rest())
 
 
 def _lead(
@@ -229,21 +242,24 @@ def _lead(
     hosts = LOOPBACK_HOSTS if args.host in LOOPBACK else ()
     shield = ShieldSettings(keys, hosts, args.max_body)
     app = make_application(service, tokenizer, name, limits, shield, _no_line if args.quiet else _line)
-    with _signals(service.drain), _watched(world, lambda text: _last_words(service, text)):
+    last_words = partial(_last_words, service)
+    with _signals(service.drain), _watched(world, last_words, args.step_seconds) as watch:
         _warm_up(engine)
         web.start(app, listening)
         facts = f"{args.texts} texts at once, a cache of {engine.executor.num_blocks * BLOCK} tokens"
         _say_where(args, facts, listening, world, bool(keys))
-        _run_to_the_end(service, engine, web)
+        _run_to_the_end(service, engine, web, watch)
     if world.rank == 0 and not args.quiet:
         tell([f"done: {service.counts.jobs} requests, {service.counts.new_tokens} new tokens"])
 
 
-def _run_to_the_end(service: Service, engine: Engine, web: WebThread) -> None:
+def _run_to_the_end(service: Service, engine: Engine, web: WebThread, watch: StepWatch) -> None:
     """Answer until the service is drained; a failure reaches the clients before it ends the job."""
     try:
-        service.run()
+        service.run(watch)
+        watch.begin()
         engine.end()
+        watch.rest()
     except BaseException:
         time.sleep(WORDS_TAKE_SECONDS)  # for what the clients are told
         raise
@@ -273,17 +289,17 @@ def _serve_vectors(
     web = WebThread()
     service = VectorService(model, world, default_pool(args.model), args.queue, web.deliver)
     if listening is None:
-        with _signals(lambda: None), _watched(world, lambda text: time.sleep(2 * WORDS_TAKE_SECONDS)):
-            return service.follow()
+        with _signals(lambda: None), _watched(world, _let_first_rank_speak, args.step_seconds) as watch:
+            return service.follow(watch)
     allow_many_connections()
     name = args.name or Path(args.model).resolve().name
     door = VectorDoor(service, name, tokenizer, most_tokens(args.model, model.config.max_positions), args.max_seconds)
     shield = ShieldSettings(keys, LOOPBACK_HOSTS if args.host in LOOPBACK else (), args.max_body)
     app = Shield(make_vector_app(door), shield, _no_line if args.quiet else _line)
-    with _signals(service.drain), _watched(world, lambda text: _last_words(service, text)):
+    with _signals(service.drain), _watched(world, partial(_last_words, service), args.step_seconds) as watch:
         web.start(app, listening)
         _say_where(args, "vectors of texts", listening, world, bool(keys))
-        service.run()
+        service.run(watch)
         web.stop()
 
 
@@ -320,6 +336,10 @@ def _say_where(args: argparse.Namespace, facts: str, listening: socket.socket, w
         tell([f"anybody who reaches {shown} port {port} may ask: --api-key-file FILE lets in those with a key"])
 
 
+def _let_first_rank_speak(text: str) -> None:
+    time.sleep(2 * WORDS_TAKE_SECONDS)
+
+
 def _last_words(service: Any, text: str) -> None:
     service.fail(text)
     time.sleep(WORDS_TAKE_SECONDS)
@@ -345,21 +365,30 @@ def _signals(stop: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(world: Group, last_words: Any) -> Iterator[None]:
-    """Meanwhile the death of a rank of this machine ends the job, after `last_words(text)`."""
+def _watched(world: Group, last_words: Callable[[str], None], seconds: float) -> Iterator[StepWatch]:
+    """Meanwhile the death of a rank of this machine, and a step of more than `seconds` seconds (by the watch that is
+    given), end the job, after `last_words(text)`.
+    """
     from mpitp.comm.abort import end_job
     from mpitp.comm.deaths import PeerWatch, Process, this_process
+    from mpitp.serve.step_watch import LATER_SECONDS, StepWatch, stopped_ranks
 
     def died(process: Process, living: list[int]) -> None:
         text = f"rank {process.rank} on {process.host} (process {process.pid}) has died: killed, or out of memory?"
         last_words(text)
         end_job(RankKilled(text))
 
+    def overdue() -> None:
+        stopped = ", ".join(f"rank {rank}" for rank in stopped_ranks(processes))
+        text = f"a step has not ended in {seconds:g} s" + (f": {stopped} is stopped" if stopped else "")
+        last_words(text)
+        end_job(LaunchError(text))
+
     own = this_process(world.rank)
     processes = world.all_gather_objects(own) if world.size > 1 else []
-    watch = PeerWatch(own, processes, died)
-    with watch:
-        yield
+    later = LATER_SECONDS if world.rank and seconds else 0.0
+    with PeerWatch(own, processes, died), StepWatch(seconds + later, overdue) as watch:
+        yield watch
         # Only now is it sure that the others have come to their end too: leaving is no death.
         world.barrier()
     world.barrier()

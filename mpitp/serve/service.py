@@ -18,6 +18,7 @@ from mpitp.infer.blocks import BLOCK, blocks_of
 from mpitp.infer.engine import Engine
 from mpitp.infer.requests import Request
 from mpitp.serve.jobs import Event, Failed, Job, TextListener
+from mpitp.serve.step_watch import StepWatch
 
 Batch = list[tuple[Job, int, Event]]
 
@@ -102,11 +103,15 @@ class Service:
 
     # The engine's thread
 
-    def run(self) -> None:
-        """Serve until `drain` has been called and all texts have ended; the engine goes on to be the caller's."""
+    def run(self, watch: StepWatch | None = None) -> None:
+        """Serve until `drain` has been called and all texts have ended; the engine goes on to be the caller's. `watch`:
+        over its steps.
+        """
         try:
-            while self._take_all():
+            while self._take_all(watch):
                 started = time.perf_counter()
+                if watch is not None:
+                    watch.begin()
                 if self.engine.step():
                     self.counts.steps += 1
                     self.counts.step_seconds += time.perf_counter() - started
@@ -116,7 +121,7 @@ class Service:
             self.fail(f"the engine has failed: {type(error).__name__}")
             raise
 
-    def _take_all(self) -> bool:
+    def _take_all(self, watch: StepWatch | None) -> bool:
         """Do what has come; sleep while there is nothing to compute. False: it is over."""
         told_rest = False
         while True:
@@ -130,6 +135,8 @@ class Service:
                 if not told_rest:
                     self.engine.tell_rest()
                     told_rest = True
+                if watch is not None:
+                    watch.rest()
             what, job = self._inbox.get()
             if job is not None:
                 (self._take if what == "take" else self._cancel)(job)

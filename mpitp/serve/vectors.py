@@ -17,6 +17,7 @@ from mpitp.infer.orders import WAKE_TAG
 from mpitp.models.encoder import Encoder
 from mpitp.serve.jobs import Failed
 from mpitp.serve.service import Refused
+from mpitp.serve.step_watch import StepWatch
 
 MOST_TOGETHER = 64  # requests
 
@@ -61,13 +62,15 @@ class VectorService:
         self.failure = message
         self._deliver([(job, 0, Failed(message, 503)) for job in list(self._jobs)])
 
-    def run(self) -> None:
+    def run(self, watch: StepWatch) -> None:
         """On rank 0: embed what comes, until `drain` has been called and nothing is left."""
         try:
             while not (self.draining and self._inbox.empty()):
                 jobs = self._next_jobs()
                 if jobs:
+                    watch.begin()
                     vectors = self._embed([text for job in jobs for text in job.texts])
+                    watch.rest()
                     ends = np.cumsum([len(job.texts) for job in jobs])[:-1]
                     self._deliver([(job, 0, own) for job, own in zip(jobs, np.split(vectors, ends), strict=True)])
                     with self._lock:
@@ -78,15 +81,17 @@ class VectorService:
             self.fail(f"the server has failed: {type(error).__name__}")
             raise
 
-    def follow(self) -> None:
+    def follow(self, watch: StepWatch) -> None:
         """On the other ranks: embed along, and sleep between."""
         while True:
             self.world.wait_for(0, WAKE_TAG)
             self.world.recv(np.zeros(1, np.int64), 0, WAKE_TAG)
+            watch.begin()
             texts = self.world.broadcast_object(None)
             if texts is None:
                 return
             embed(self.model, texts, self.pool)
+            watch.rest()
 
     def _next_jobs(self) -> list[VectorJob]:
         """All that has come, at least something; None in the queue is nothing but a wake-up."""

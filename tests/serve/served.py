@@ -64,10 +64,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(directory: Path, *options: str, ranks: int = 1) -> Iterator[Served]:
-    """A server on a free port; it is killed at the end, if it runs still."""
-    launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    words = [sys.executable, "-m", "mpitp", *launch, "serve", "--model", str(directory), "--port", "0", *options]
+def served(directory: Path, *options: str, ranks: int = 1, mpirun: bool = False) -> Iterator[Served]:
+    """A server on a free port; it is killed at the end, if it runs still. `mpirun`: by that of this environment, not
+    by `mpitp launch`.
+    """
+    python = [sys.executable, "-m", "mpitp"]
+    if mpirun:
+        python = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *python]
+    elif ranks > 1:
+        python += ["launch", "-n", str(ranks), "--"]
+    words = [*python, "serve", "--model", str(directory), "--port", "0", *options]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **pipes) as process:  # type: ignore[call-overload]
         try:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.served import make_directory, served
+from tests.serve.served import Served, make_directory, served
 from tests.serve.test_server import ask, wait_until
 
 pytest.importorskip("mpi4py")
@@ -67,25 +69,54 @@ def test_two_ranks_answer_as_one_rest_and_drain(tmp_path: Path) -> None:
         assert running.wait() == 0
 
 
+@contextlib.contextmanager
+def asking(running: Served) -> Iterator[list[Any]]:
+    """While a long text is asked for; what became of it is in the list behind it."""
+    found: list[Any] = []
+
+    def client() -> None:
+        body = {"prompt": "open", "max_tokens": 4000, "ignore_eos": True}
+        try:
+            found.append(ask(f"{running.url}/v1/completions", body, timeout=60))
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    wait_until(lambda: "mpitp_texts_running 1.0" in ask(f"{running.url}/metrics")[1])
+    yield found
+    thread.join(10)
+
+
+def is_told(found: list[Any], words: str) -> bool:
+    """Whether the client was told why, or at least lost the connection."""
+    return isinstance(found[0], OSError) or (found[0][0] == 503 and words in found[0][1]["error"]["message"])
+
+
 def test_a_dead_rank_ends_the_server(tmp_path: Path) -> None:
     model = make_directory(tmp_path / "tiny", max_position_embeddings=4096)
-    with served(model, "--quiet", ranks=2) as running:
+    with served(model, "--quiet", ranks=3) as running:
         pids = ranks_below(running.process.pid)
-        found: list[Any] = []
-
-        def client() -> None:
-            body = {"prompt": "open", "max_tokens": 4000, "ignore_eos": True}
-            try:
-                found.append(ask(f"{running.url}/v1/completions", body, timeout=60))
-            except OSError as error:
-                found.append(error)
-
-        thread = threading.Thread(target=client)
-        thread.start()
-        wait_until(lambda: "mpitp_texts_running 1.0" in ask(f"{running.url}/metrics")[1])
-        started = time.monotonic()
-        os.kill(pids[1], signal.SIGKILL)
-        assert running.wait() != 0
-        thread.join(10)
+        with asking(running) as found:
+            started = time.monotonic()
+            os.kill(pids[1], signal.SIGKILL)
+            assert running.wait() != 0
         assert time.monotonic() - started < 10
-    assert isinstance(found[0], OSError) or (found[0][0] == 503 and "rank 1" in found[0][1]["error"]["message"])
+    assert is_told(found, "rank 1")
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_hangs_ends_the_server(tmp_path: Path, stopped: int) -> None:
+    model = make_directory(tmp_path / "tiny", max_position_embeddings=4096)
+    with served(model, "--quiet", "--step-seconds", "2", ranks=2) as running:
+        pids = ranks_below(running.process.pid)
+        with asking(running) as found:
+            os.kill(pids[stopped], signal.SIGSTOP)
+            try:
+                assert running.wait(40) != 0
+            finally:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+    assert is_told(found, "rank 1 is stopped")
+    assert f"a step has not ended in 2 s: rank {stopped} is stopped" in running.errors
