@@ -22,6 +22,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
     "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
+IS_OPEN_MPI = (Path(sys.executable).parent / "ompi_info").exists()
 CONFIG = {
     **{"model_type": "llama", "vocab_size": 260, "hidden_size": 24, "num_attention_heads": 3, "head_dim": 8},
     **{"num_key_value_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 512},
@@ -61,6 +62,11 @@ class Served:
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code
+
+    def end(self) -> None:
+        """TERM ends it in order; Open MPI's mpirun leaves no time for that."""
+        self.process.terminate()
+        assert self.wait() == 0 or IS_OPEN_MPI
 
 
 @contextlib.contextmanager

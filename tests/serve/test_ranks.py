@@ -65,8 +65,7 @@ def test_two_ranks_answer_as_one_rest_and_drain(tmp_path: Path) -> None:
         spent = [cpu_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         assert max(spent) < 0.3, "an idle rank burns its core"
         assert choices(ask(f"{running.url}/v1/completions", BODY)[1]) == expected, "awake again"
-        running.process.terminate()
-        assert running.wait() == 0
+        running.end()
 
 
 @contextlib.contextmanager
@@ -108,7 +107,7 @@ def test_a_dead_rank_ends_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_rank_that_hangs_ends_the_server(tmp_path: Path, stopped: int) -> None:
     model = make_directory(tmp_path / "tiny", max_position_embeddings=4096)
-    with served(model, "--quiet", "--step-seconds", "2", ranks=2) as running:
+    with served(model, "--quiet", "--step-seconds", "3", ranks=2) as running:
         pids = ranks_below(running.process.pid)
         with asking(running) as found:
             os.kill(pids[stopped], signal.SIGSTOP)
@@ -118,5 +117,5 @@ def test_a_rank_that_hangs_ends_the_server(tmp_path: Path, stopped: int) -> None
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-    assert is_told(found, "rank 1 is stopped")
-    assert f"a step has not ended in 2 s: rank {stopped} is stopped" in running.errors
+    assert is_told(found, "a step has not ended")  # of a stopped rank 0 too: Open MPI wakes it to end it
+    assert f"a step has not ended in 3 s: rank {stopped} is stopped" in running.errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from tests.serve.test_server import ask
 pytest.importorskip("fastapi")
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96}
 ASKED = [({"temperature": 0}, Sampling(), 1), ({"temperature": 0.6, "seed": 3, "n": 2}, Sampling(0.6, seed=3), 2)]
-IS_OPEN_MPI = (Path(sys.executable).parent / "ompi_info").exists()
 PROMPT = "open open open open "
 
 
@@ -44,12 +42,6 @@ def metric(running: Served, name: str) -> float:
     return float(found[1])
 
 
-def end(running: Served) -> None:
-    """TERM ends it in order, but Open MPI's mpirun leaves no time for that."""
-    running.process.terminate()
-    assert running.wait() == 0 or IS_OPEN_MPI
-
-
 @pytest.mark.parametrize(("bits", "how", "ranks"), [(8, "lookup", 1), (4, "draft", 2)])
 def test_a_server_gives_the_same_texts(tmp_path: Path, bits: int, how: str, ranks: int) -> None:
     floats, rounded = make_directory(tmp_path / "floats", **SIZES), tmp_path / "rounded"
@@ -64,7 +56,7 @@ def test_a_server_gives_the_same_texts(tmp_path: Path, bits: int, how: str, rank
         assert 0 < metric(running, "mpitp_accepted_tokens_total") <= metric(running, "mpitp_drafted_tokens_total")
         assert metric(running, "mpitp_text_steps_total") > 0
         assert metric(running, "mpitp_cache_held_tokens") == 0
-        end(running)
+        running.end()
 
 
 def test_a_model_with_another_tokenizer_cannot_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
