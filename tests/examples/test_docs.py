@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{link}: no such file"
-        assert target.is_relative_to(ROOT), link
+        assert target.is_relative_to(ROOT) and target.is_file(), f"{link}: name a file"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{link}: no such heading"
 
@@ -44,6 +45,16 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\((\w+\.md)\)", index))
     assert named == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_the_site_has_every_page_and_every_file_that_is_linked(tmp_path: Path) -> None:
+    maker = runpy.run_path(str(ROOT / "scripts" / "stage_docs.py"))
+    maker["stage"](tmp_path)
+    menu = re.findall(r"^  - .*: (\S+\.md)$", (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(tmp_path / page for page in menu) == sorted(tmp_path.rglob("*.md"))
+    for page in menu:
+        for link in re.findall(r"\]\(([^)\s#]+)", without_code((tmp_path / page).read_text(encoding="utf-8"))):
+            assert link.startswith("http") or ((tmp_path / page).parent / link).is_file(), f"{page}: {link}"
 
 
 def test_readme_stays_short() -> None:

@@ -51,11 +51,12 @@ def test_notebook_runs(path: Path) -> None:
     assert ("PROOF" in done.stdout) and "Traceback" not in done.stdout
 
 
-def test_pictures_show_what_the_code_does() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "draw_pictures.py"), "--check"]
+@pytest.mark.parametrize("script", ["draw_pictures.py", "draw_moving.py"])
+def test_pictures_show_what_the_code_does(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert len(PICTURES) == 4
+    assert len(PICTURES) == 5
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
