@@ -204,10 +204,16 @@ class MeshSection(Section):
     chunks: int = key("parts of the model a stage has (0: 2 if interleaved, else 1)", 0, AT_LEAST_0)
     stages: tuple[int, ...] = key("blocks of each part, in order (empty: dealt by cost)", (), COUNTS)
     dp: int = key("data-parallel replicas", 1, AT_LEAST_1)
+    ep: int = key("expert-parallel ranks: replicas that deal the experts", 1, AT_LEAST_1)
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
     cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
     sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
     group: str = key('a group of your own around the library\'s, "my.module:Class" or "file.py:Class"', "", GROUP)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that have different microbatches: along dp and ep."""
+        return self.dp * self.ep
 
     @property
     def num_chunks(self) -> int:
@@ -234,7 +240,7 @@ class TrainSection(Section):
     steps: int = key("optimizer steps", rule=AT_LEAST_1)
     run_dir: str = key("where metrics.jsonl and model/ are written", rule=NOT_EMPTY, is_path=True)
     micro_batch_size: int = key("sequences in one forward pass", 1, AT_LEAST_1)
-    global_batch_size: int = key("sequences a step (0: micro_batch_size * mesh.dp * mesh.pp)", 0, AT_LEAST_0)
+    global_batch_size: int = key("sequences a step (0: micro_batch_size a replica and stage)", 0, AT_LEAST_0)
     seed: int = key("decides initial weights, data order and dropout, in every layout alike", 1, SEED)
     device: str = key("where arrays live", "cpu", one_of("cpu", "gpu"))
     eval_every: int = key("steps between held-out losses (0: at the end only)", 0, AT_LEAST_0)
@@ -332,7 +338,7 @@ class RunConfig:
     def _check_zero(self) -> None:
         """ZeRO deals to replicas, and an invariant sum is made of whole gradients."""
         zero = self.optim.zero
-        if zero and self.mesh.dp * self.mesh.cp == 1:
+        if zero and self.mesh.replicas * self.mesh.cp == 1:
             raise ConfigError(
                 f"optim.zero={zero} deals the optimizer's state to data-parallel ranks, but mesh.dp=1: there is one "
                 "copy of it anyway; set mesh.dp to the number of replicas (2 or more; mesh.cp counts too), or "
@@ -361,7 +367,7 @@ class RunConfig:
     @property
     def global_batch_size(self) -> int:
         """Sequences a step; never 0."""
-        return self.train.global_batch_size or self.train.micro_batch_size * self.mesh.dp * self.mesh.pp
+        return self.train.global_batch_size or self.train.micro_batch_size * self.mesh.replicas * self.mesh.pp
 
 
 SECTIONS: dict[str, type[Section]] = {

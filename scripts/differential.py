@@ -18,13 +18,14 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from golden import double_precision, exact_bloom_gelu, mean_loss, model_class, stored_name
+from golden import as_stored, double_precision, exact_bloom_gelu, mean_loss, model_class
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from mpitp.comm import run_threads
@@ -113,6 +114,34 @@ def mistral(pick: random.Random) -> Fields:
     return fields | {"rope_parameters": rope(pick, fields)}
 
 
+def losses(pick: random.Random) -> Fields:
+    """Of a mixture of experts."""
+    return {"output_router_logits": pick.random() < 0.7, "router_aux_loss_coef": pick.choice([0.0, 0.02, 0.3])}
+
+
+def mixtral(pick: random.Random) -> Fields:
+    experts = pick.randint(1, 6)
+    fields = llama_sizes(pick) | {"sliding_window": pick.choice([None, 1, 3, 7, 64])}
+    fields |= {"head_dim": fields.get("head_dim", fields["hidden_size"] // fields["num_attention_heads"])}
+    fields |= {"num_local_experts": experts, "num_experts_per_tok": pick.randint(1, experts)}
+    return fields | {"rope_parameters": rope(pick, fields), "hidden_act": pick.choice(GATES)} | losses(pick)
+
+
+def qwen2_moe(pick: random.Random) -> Fields:
+    experts, fields = pick.randint(1, 6), qwen(pick, is_3=False)
+    step, plain = pick.choice([1, 1, 2]), [i for i in range(fields["num_hidden_layers"]) if pick.random() < 0.2]
+    has_experts = any(i not in plain and (i + 1) % step == 0 for i in range(fields["num_hidden_layers"]))
+    return {
+        **fields,
+        **{"num_experts": experts, "num_experts_per_tok": pick.randint(1, experts), "hidden_act": pick.choice(GATES)},
+        **{"moe_intermediate_size": pick.randint(1, 9), "shared_expert_intermediate_size": pick.randint(1, 9)},
+        "norm_topk_prob": pick.random() < 0.5,
+        **{"decoder_sparse_step": step, "mlp_only_layers": plain},
+        "qkv_bias": pick.random() < 0.7,
+        **(losses(pick) if has_experts else {}),
+    }
+
+
 def smollm3(pick: random.Random) -> Fields:
     fields = llama_sizes(pick, own_head_dim=False)
     fields |= {"attention_bias": pick.random() < 0.3, "mlp_bias": pick.random() < 0.3}
@@ -199,6 +228,7 @@ def gemma3(pick: random.Random) -> Fields:
 MAKERS = {
     **{"llama": llama, "qwen2": lambda pick: qwen(pick, is_3=False), "qwen3": lambda pick: qwen(pick, is_3=True)},
     **{"mistral": mistral, "smollm3": smollm3, "phi3": phi3, "stablelm": stablelm, "gpt_neox": gpt_neox},
+    **{"mixtral": mixtral, "qwen2_moe": qwen2_moe},
     **{"gpt2": gpt2, "opt": opt, "bloom": bloom, "gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3},
 }
 
@@ -206,18 +236,30 @@ MAKERS = {
 def reference(config: PreTrainedConfig, directory: Path, seed: int) -> tuple[dict[str, np.ndarray], PreTrainedModel]:
     """What transformers makes of a config, in float64; the directory that it saves."""
     with double_precision():
-        config._attn_implementation = "eager"
+        config._attn_implementation = config._experts_implementation = "eager"
         model = model_class(config)(config).double()
         for name, param in model.named_parameters():
-            param.data = torch.from_numpy(weight_of(stored_name(model, name), tuple(param.shape)))
+            array = np.empty(tuple(param.shape))
+            for stored, view in as_stored(model, name, array).items():
+                view[...] = weight_of(stored, view.shape)
+            param.data = torch.from_numpy(array)
         tokens = torch.from_numpy(tokens_of(config.vocab_size, seed))
         logits = model(tokens[:, :-1]).logits
         loss = mean_loss(model, tokens[:, :-1], tokens[:, 1:])
         loss.backward()
-        grads = {stored_name(model, name): param.grad.numpy() for name, param in model.named_parameters()}
+        grads = all_as_stored(model, lambda param: param.grad)
     model.save_pretrained(directory)
     arrays = {"logits": chosen_rows(logits.detach().flatten(0, 1).numpy()), "loss": loss.detach().numpy()}
     return arrays | digest(grads), model
+
+
+def all_as_stored(model: PreTrainedModel, get: Callable[[torch.Tensor], torch.Tensor | None]) -> dict[str, np.ndarray]:
+    """What each parameter has, as the tensors of the files; noughts where it has nothing."""
+    found: dict[str, np.ndarray] = {}
+    for name, param in model.named_parameters():
+        array = get(param)
+        found |= as_stored(model, name, np.zeros(param.shape) if array is None else array.detach().numpy())
+    return found
 
 
 def older_spelling(raw: Fields) -> Fields:
@@ -252,7 +294,7 @@ def run_case(number: int, seed: int, kind: str) -> tuple[str, Fields]:
         if pick.random() < 0.4:
             raw = older_spelling(raw)
             (directory / "config.json").write_text(json.dumps(raw))
-        names = {stored_name(model, name): list(param.shape) for name, param in model.named_parameters()}
+        names = {name: list(array.shape) for name, array in all_as_stored(model, lambda param: param).items()}
         case = {"config": raw, "ranks": ranks, "seed": number, "shapes": names}
         try:
             found = run_threads(ranks, computed, directory, number, names)[0]

@@ -28,6 +28,7 @@ from golden_decoders import BY_LENGTH, DECODERS
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers.utils import ModelOutput
 
 TORCH, TRANSFORMERS = "2.13.0", "5.24.0"
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "parity" / "golden"
@@ -143,7 +144,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """A float32 model none of whose parameters has a special value (biases aren't 0, norm weights aren't 1)."""
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = model_class(config)(config)
     generator = torch.Generator().manual_seed(seed)
     for name, param in model.named_parameters():
@@ -163,37 +164,56 @@ def in_double(config: PreTrainedConfig, weights: dict[str, np.ndarray]) -> PreTr
 
 def mean_loss(model: PreTrainedModel, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy, averaged over the targets that aren't -100. No shift: targets[i] belongs to tokens[i]."""
-    logits = model(tokens).logits
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    return loss_of(model, model(tokens), targets)
+
+
+def loss_of(model: PreTrainedModel, out: ModelOutput, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, and of a mixture of experts the auxiliary loss as its config weighs it."""
+    loss = functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    if getattr(model.config, "output_router_logits", False):
+        loss = loss + model.config.router_aux_loss_coef * out.aux_loss
+    return loss
 
 
 def gradients(model: PreTrainedModel, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, np.ndarray]:
     """The gradient of the mean loss for every parameter."""
     model.zero_grad()
     mean_loss(model, tokens, targets).backward()
-    return {stored_name(model, name): param.grad.numpy().copy() for name, param in model.named_parameters()}
+    grads: dict[str, np.ndarray] = {}
+    for name, param in model.named_parameters():
+        grads |= as_stored(model, name, param.grad.numpy().copy())
+    return grads
+
+
+def as_stored(model: PreTrainedModel, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """A parameter's array as the tensors of the files: experts, which the model has in one, each in its own."""
+    module, _, last = name.rpartition(".")
+    if not module.endswith(".experts"):
+        return {stored_name(model, name): array}
+    is_mixtral = model.config.model_type == "mixtral"
+    module = module.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else module
+    words = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    parts = {words[2]: array} if last == "down_proj" else dict(zip(words, np.split(array, 2, axis=1), strict=False))
+    return {f"{module}.{i}.{word}.weight": one for word, all_of in parts.items() for i, one in enumerate(all_of)}
 
 
 def stored_name(model: PreTrainedModel, name: str) -> str:
     """A parameter's name in the files, where it isn't that in the model."""
+    if model.config.model_type == "mixtral":
+        return name.replace(".mlp.", ".block_sparse_moe.")
     return name.replace("lm_head.", "embed_out.") if model.config.model_type == "gpt_neox" else name
 
 
 def check_gradients(model: PreTrainedModel, tokens: torch.Tensor, targets: torch.Tensor) -> None:
     """The directional derivative along the gradient equals its squared norm, which it would not in float32."""
-    grads = gradients(model, tokens, targets)
+    model.zero_grad()
+    mean_loss(model, tokens, targets).backward()
+    grads = {name: param.grad.clone() for name, param in model.named_parameters()}
     step = 1e-6
     losses = []
     for sign in (1, -1):
-        moved = {
-            name: param + sign * step * torch.from_numpy(grads[stored_name(model, name)])
-            for name, param in model.named_parameters()
-        }
-        losses.append(
-            functional.cross_entropy(
-                torch.func.functional_call(model, moved, (tokens,)).logits.flatten(0, 1), targets.flatten()
-            )
-        )
+        moved = {name: param + sign * step * grads[name] for name, param in model.named_parameters()}
+        losses.append(loss_of(model, torch.func.functional_call(model, moved, (tokens,)), targets))
     slope = (losses[0] - losses[1]).item() / (2 * step)
     expected = sum(float((grad**2).sum()) for grad in grads.values())
     assert abs(slope / expected - 1) < 1e-7, f"slope {slope}, squared gradient norm {expected}"

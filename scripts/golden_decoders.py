@@ -13,9 +13,11 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
     SmolLM3Config,
     StableLmConfig,
@@ -38,6 +40,14 @@ LONGROPE = {
     "short_factor": [1.0, 1.5],
     "long_factor": [1.2, 3.0],
     "original_max_position_embeddings": 8,
+}
+_QWEN2_MOE: dict[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 5,
+    "shared_expert_intermediate_size": 9,
+    "router_aux_loss_coef": 0.05,
+    "output_router_logits": True,
 }
 
 DECODERS: dict[str, PreTrainedConfig] = {
@@ -113,5 +123,29 @@ DECODERS: dict[str, PreTrainedConfig] = {
         **NO_IDS,
     ),
 }
+# Mixtures of experts: their losses have the auxiliary one too. Qwen2-MoE: blocks 1 and 3 have experts (every second one
+# has), but 1 is named as one that hasn't; in the other case every block has, and the chosen probabilities are made 1.
+MIXTURES: dict[str, PreTrainedConfig] = {
+    "mixtral": MixtralConfig(
+        **{**GQA, "intermediate_size": 13},
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        router_aux_loss_coef=0.05,
+        output_router_logits=True,
+        sliding_window=None,
+        **NO_IDS,
+    ),
+    "qwen2-moe": Qwen2MoeConfig(
+        **{**GQA, "num_hidden_layers": 4},
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        **_QWEN2_MOE,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+        **NO_IDS,
+    ),
+    "qwen2-moe-normed": Qwen2MoeConfig(**GQA, **_QWEN2_MOE, norm_topk_prob=True, **NO_IDS),
+}
+DECODERS |= MIXTURES
 # Cases without a continuation: their angles depend on the length of the text so far.
 BY_LENGTH = ("llama-dynamic", "phi3")

@@ -49,9 +49,8 @@ class NamedModel(Protocol):
 def expected_tensors(model: NamedModel) -> dict[str, Shape]:
     """Name and shape, as stored, of every tensor that the model's parameters are pieces of."""
     expected: dict[str, Shape] = {}
-    for param, part, _, piece in _pieces(model):
-        shape = list(part.shape)
-        fused = param.placement.fused
+    for _, stored_part in _pieces(model):
+        piece, shape, fused = stored_part.piece, list(stored_part.part.shape), stored_part.fused
         shape[fused] = shape[fused] if piece.size is None else piece.size
         stored = tuple(reversed(shape)) if piece.transposed else tuple(shape)
         assert expected.setdefault(piece.tensor, stored) == stored, (
@@ -75,19 +74,20 @@ def load_params(
     """
     with HfWeights(directory, stem) as weights:
         expected = expected_tensors(model)
-        elsewhere = ({piece.tensor for piece in model.hf_pieces().values()} | {*(copies or {})}) - set(expected)
+        everyones = {name for piece in model.hf_pieces().values() for name in piece.tensors()}
+        elsewhere = (everyones | {*(copies or {})}) - set(expected)
         weights.align_names(expected)
         weights.take_for(copies or {})
         stored_copies = {copy: of for copy, of in (copies or {}).items() if copy in weights.shapes() and of in expected}
         weights.check_tensors(
             {**expected, **{copy: expected[of] for copy, of in stored_copies.items()}}, (*ignorable, *elsewhere)
         )
-        for param, part, place, piece in _pieces(model):
-            view = param.data[place]
+        for param, stored in _pieces(model):
+            view = param.data[stored.place]
             if view.size:
-                _read_piece(weights, param, part, piece, view)
-                for copy in [copy for copy, of in stored_copies.items() if of == piece.tensor]:
-                    _check_copy(weights, part, replace(piece, tensor=copy), view)
+                _read_piece(weights, stored, view)
+                for copy in [copy for copy, of in stored_copies.items() if of == stored.piece.tensor]:
+                    _check_copy(weights, stored.part, replace(stored.piece, tensor=copy), view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +155,51 @@ def plan_shards(
     return {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
 
 
-def _pieces(model: NamedModel) -> Iterator[tuple[Param, Part, Index, HfPiece]]:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A part of a parameter, or one expert of it, as a tensor of the files: where it lies in the local array."""
+
+    part: Part
+    place: tuple[Any, ...]
+    piece: HfPiece
+    fused: int
+
+    @classmethod
+    def each(cls, param: Param, part: Part, place: Index, piece: HfPiece, experts: range) -> Iterator[Stored]:
+        """The part; where it is a stack of experts, these of them. `place`: of the part's box in the local array."""
+        fused = param.placement.fused
+        if not piece.stacked:
+            yield cls(part, place, piece, fused)
+            return
+        rest = (*place[1:], *(slice(None) for _ in range(len(part.dims) - len(place))))
+        for expert in experts:
+            where = (expert - part.held[0].start, *rest)
+            yield cls(Part(part.name, part.dims[1:]), where, piece.of_expert(expert), fused - 1)
+
+
+def _pieces(model: NamedModel) -> Iterator[tuple[Param, Stored]]:
     """Each part of each parameter with its place in the local array and its place in the files."""
     table = model.hf_pieces()
     for name, param in model.named_params():
         for part, place in param.placement.places():
-            yield param, part, place, table[name, part.name]
+            for stored in Stored.each(param, part, place, table[name, part.name], part.held[0]):
+                yield param, stored
 
 
-def _read_piece(weights: HfWeights, param: Param, part: Part, piece: HfPiece, view: Any) -> None:
+def _owned_pieces(model: NamedModel) -> Iterator[tuple[Param, Stored]]:
+    """The same of what this rank owns."""
+    table = model.hf_pieces()
+    for name, param in model.named_params():
+        for part, place in param.placement.owned():
+            for stored in Stored.each(param, part, place, table[name, part.name], part.owned[0]):
+                yield param, stored
+
+
+def _read_piece(weights: HfWeights, stored: Stored, view: Any) -> None:
     """Read the held box of one part into its place in the parameter, over host memory where it lives on a device."""
-    module = array_module(param.data)
-    host = view if module is np else np.empty(view.shape, param.data.dtype)
-    for starts, place in _stored_boxes(part.held, param.placement.fused, piece):
+    module, piece = array_module(view), stored.piece
+    host = view if module is np else np.empty(view.shape, view.dtype)
+    for starts, place in _stored_boxes(stored.part.held, stored.fused, piece):
         target = host[place]
         weights.read(piece.tensor, target.T if piece.transposed else target, starts)
     if module is not np:
@@ -211,10 +243,9 @@ def all_expected(model: NamedModel, group: Group) -> dict[str, Shape]:
 
 
 def _owned_elements(model: NamedModel) -> dict[str, int]:
-    table, counts = model.hf_pieces(), dict.fromkeys(expected_tensors(model), 0)
-    for name, param in model.named_params():
-        for part, _ in param.placement.owned():
-            counts[table[name, part.name].tensor] += math.prod(map(len, part.owned))
+    counts = dict.fromkeys(expected_tensors(model), 0)
+    for _, stored in _owned_pieces(model):
+        counts[stored.piece.tensor] += math.prod(map(len, stored.part.owned))
     return counts
 
 
@@ -275,17 +306,15 @@ def write_owned(
 
     `sums`: what gathers the checksums of each file. `close`: given each file that is written, to bring it to the disk.
     """
-    table = model.hf_pieces()
     for file, tensors in shards.items():
         writer = SafetensorsWriter(staging / file, plan_file(tensors), None if sums is None else sums[file])
         try:
-            for name, param in model.named_params():
-                for part, place in param.placement.owned():
-                    piece = table[name, part.name]
-                    if piece.tensor in tensors:
-                        host = to_host(param.data[place])
-                        for starts, where in _stored_boxes(part.owned, param.placement.fused, piece):
-                            box = host[where]
-                            writer.write(piece.tensor, box.T if piece.transposed else box, starts)
+            for param, stored in _owned_pieces(model):
+                piece = stored.piece
+                if piece.tensor in tensors:
+                    host = to_host(param.data[stored.place])
+                    for starts, where in _stored_boxes(stored.part.owned, stored.fused, piece):
+                        box = host[where]
+                        writer.write(piece.tensor, box.T if piece.transposed else box, starts)
         finally:
             close(writer)

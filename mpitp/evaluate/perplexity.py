@@ -82,7 +82,7 @@ def perplexity(
     tokens, todo, total, count = np.asarray(ids, np.int64), list(windows.of(len(ids))), 0.0, 0
     for i in range(0, len(todo), windows.batch_size):
         batch = _batch(tokens, todo[i : i + windows.batch_size])
-        total += model.loss_forward(batch)[0]
+        total += model.loss_of(model.forward(batch)[0], batch)[0]  # without auxiliary losses
         count += batch.num_targets
         if progress is not None:
             progress(batch.num_targets)

@@ -162,7 +162,7 @@ class AttentionHeads(Layer):
         o = array_module(x).empty(q.shape, x.dtype)  # [t, a/tp, d]
         keys = run.caches or self.keys
         more = keys.attend(self, run, (q, k, v), out=o)
-        return o.reshape(o.shape[0], -1), HeadsContext(run, x, o, more)
+        return o.reshape(len(o), o.shape[1] * o.shape[2]), HeadsContext(run, x, o, more)
 
     def backward(self, dy: Array, ctx: HeadsContext) -> Array:
         """do [t, a/tp * d] -> dqkv [t, (a + 2g)/tp * d]."""
@@ -189,7 +189,7 @@ class AttentionHeads(Layer):
         columns of each head, or all.
         """
         count = self.heads.query.size + len(self.heads.kv)
-        return qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, :count, : rotary.width]
+        return qkv.reshape(qkv.shape[0], qkv.shape[1] // self.head_dim, self.head_dim)[:, :count, : rotary.width]
 
     def children(self) -> Mapping[str, Param]:
         return {} if self.bias is None else self.bias.params()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import Algebra, Join, Segment
@@ -15,7 +16,8 @@ from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.layer import Layer
-from mpitp.layers.mlp import MLP, MlpContext
+from mpitp.layers.mixture import MixtureOfExperts
+from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, NormContext, RMSNorm
 from mpitp.layers.passes import Pass
 
@@ -28,7 +30,7 @@ class BlockContext:
     attention: AttentionContext
     dropout1: Pass
     norm2: NormContext
-    mlp: MlpContext
+    mlp: Any  # of an MLP, or of a mixture of experts
     dropout2: Pass
 
 
@@ -48,7 +50,7 @@ class TransformerBlock(Layer):
         norm1: LayerNorm | RMSNorm,
         attention: SelfAttention,
         norm2: LayerNorm | RMSNorm,
-        mlp: MLP,
+        mlp: MLP | MixtureOfExperts,
         dropouts: tuple[Dropout, Dropout],
     ) -> None:
         self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp

@@ -27,7 +27,8 @@ FORWARD, BACKWARD = "forward", "backward"
 class Send:
     """A collective that a layer calls in every pass of a kind: what its closed form needs.
 
-    A rank hands `width` elements a token to `op` ("all_reduce sum", ...), `calls` times, as formula says in words.
+    A rank hands `width` elements a token to `op` ("all_reduce sum", ...), `calls` times, as formula says in words; and
+    `fixed_bytes` beside, whatever the number of tokens.
     `summands`: how many such arrays all ranks of `axis` together hand in; 0: one each.
     """
 
@@ -39,6 +40,8 @@ class Send:
     summands: int = 0
     calls: int = 1
     is_wide: bool = False  # elements of the dtype that is summed in, where the model's has 16 bits
+    is_index: bool = False  # of 64 bits, whatever the model's dtype
+    fixed_bytes: int = 0
 
 
 class Layer(ABC):

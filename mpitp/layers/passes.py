@@ -10,6 +10,7 @@ from mpitp.backend.rng import stream_key
 from mpitp.layers.rows import Rows
 
 if TYPE_CHECKING:
+    from mpitp.layers.balance import Balance
     from mpitp.layers.cached_attention import Caches
     from mpitp.layers.rotary import Rotary
 
@@ -70,6 +71,7 @@ class Pass:
     dropout: DropoutState | None = None
     caches: Caches | None = None
     shard: Rows | None = None
+    balance: Balance | None = None  # the auxiliary losses of its routers, where the pass ends in a loss that has some
     types: Array | None = None  # of the tokens, [t], where a model has several (BERT's two sentences); None: all 0
     crossing: Crossing | None = None  # of an encoder-decoder
     _tables: dict[Rotary, tuple[Array, Array]] = field(default_factory=dict)

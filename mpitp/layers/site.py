@@ -106,6 +106,11 @@ class Site:
         """The axes along which a rank has only some of the tokens there: gradients of what they meet are partial."""
         return ("tp",) if self.sequence_parallel else ()
 
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks have other tokens of the same microbatch between the cut products."""
+        return tuple(axis for axis in self.axes if axis == "cp" or axis in self.shard_axes)
+
     def share_of_few(self, units: int) -> Share:
         """This rank's share of units that may be fewer than the blocks: classes."""
         return share_of(units, self.tp.rank, self.tp.size, min(self.num_blocks, units))

@@ -30,6 +30,8 @@ class Batch:
     dropout: DropoutState | None = None
     types: np.ndarray | None = None
     source: Batch | None = None
+    counted: int | None = None  # targets of the whole batch of which this is a rank's part; None: it is whole
+    is_idle: bool = False  # no rows: a pass for its collectives alone, which other ranks need
 
     @classmethod
     def of_rows(
@@ -49,15 +51,24 @@ class Batch:
         flat = np.asarray([token for sequence in sequences for token in sequence], np.int64)
         return cls(flat, Rows.of([len(sequence) for sequence in sequences], past))
 
+    @classmethod
+    def idle(cls) -> Batch:
+        """No rows, where other ranks have some."""
+        return cls(np.zeros(0, np.int64), Rows(()), np.zeros(0, np.int64), is_idle=True)
+
     def cut(self, rank: int, ranks: int) -> Batch:
         """A rank's part where every sequence is cut over `ranks` (`Rows.cut`): its tokens and the targets of them."""
         if ranks == 1:
             return self
         rows = self.rows.cut(rank, ranks)
         own = rows.numbers_in(self.rows)
-        return replace(
-            self, tokens=self.tokens[own], rows=rows, targets=None if self.targets is None else self.targets[own]
-        )
+        targets = None if self.targets is None else self.targets[own]
+        return replace(self, tokens=self.tokens[own], rows=rows, targets=targets, counted=self.whole_targets)
+
+    @property
+    def whole_targets(self) -> int:
+        """How many targets of the whole batch count, where this is a part of one."""
+        return self.num_targets if self.counted is None else self.counted
 
     @property
     def num_targets(self) -> int:

@@ -8,6 +8,7 @@ from mpitp.layers.attention import AttentionDropout, SelfAttention
 from mpitp.layers.block import TransformerBlock
 from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.dropout import Dropout
+from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.parallel_block import ParallelBlock
@@ -70,7 +71,12 @@ def dropouts_of(config: DecoderConfig, index: int) -> tuple[Dropout, Dropout]:
 
 
 def pre_norm_block(
-    config: DecoderConfig, build: Builder, attention: SelfAttention, mlp: MLP, norm: MakeNorm, index: int
+    config: DecoderConfig,
+    build: Builder,
+    attention: SelfAttention,
+    mlp: MLP | MixtureOfExperts,
+    norm: MakeNorm,
+    index: int,
 ) -> TransformerBlock:
     """A norm before each branch, one branch after the other."""
     norms = [norm(build, config.hidden_size, config.norm_eps) for _ in range(2)]

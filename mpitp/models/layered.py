@@ -17,6 +17,7 @@ import numpy as np
 from mpitp.backend.arrays import Array, from_host, to_host
 from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
+from mpitp.layers.balance import Balance, BalanceRule
 from mpitp.layers.cached_attention import Caches
 from mpitp.layers.layer import Layer, TypedLayer, typed_layers, unwrapped
 from mpitp.layers.loss import CrossEntropyContext, VocabParallelCrossEntropy
@@ -35,7 +36,18 @@ class LossContext:
     """The contexts of a forward pass that ended in a loss."""
 
     model: list[Any]
-    loss: CrossEntropyContext
+    loss: ObjectiveContext
+
+
+@dataclass(slots=True)
+class ObjectiveContext:
+    """Of a loss as it is trained: the cross entropy's, and the auxiliary losses that go with it (None: there are none),
+    which weigh as much as so many `targets`.
+    """
+
+    cross_entropy: CrossEntropyContext
+    balance: Balance | None = None
+    targets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,7 @@ class LayeredModel(ABC):
         self.chunks = chunks or (Chunk(tuple(layers), site.batch_type),)
         self.pieces, self.ignorable_tensors, self.tied = names.pieces, names.ignorable_tensors, names.tied
         self.gather = GatherFromTP(site.tp)
+        self.balance_rule: BalanceRule | None = None  # of its auxiliary losses
 
     @abstractmethod
     def inputs(self, batch: Batch) -> Array:
@@ -130,7 +143,8 @@ class LayeredModel(ABC):
         rows, site = batch.rows, self.site
         shard = rows.part(site.token_share(rows.num_tokens)) if site.sequence_parallel else None
         types = None if batch.types is None else from_host(batch.types, self.device.xp)
-        return Pass(rows, batch.dropout, caches, shard, types)
+        rule = self.balance_rule if batch.targets is not None else None
+        return Pass(rows, batch.dropout, caches, shard, None if rule is None else Balance(rule), types)
 
     def run_layers(self, layers: list[Layer], batch: Batch, run: Pass) -> tuple[Array, list[Any]]:
         """What comes out of these layers, the first of which takes the inputs, and their contexts."""
@@ -157,15 +171,31 @@ class LayeredModel(ABC):
             done(name)
 
     def loss_forward(self, batch: Batch) -> tuple[float, LossContext]:
-        """The summed cross entropy of the batch's counted targets (divide by `batch.num_targets` for the mean)."""
-        targets = self._targets(batch)
-        logits, model_ctx = self.forward(batch)
-        loss, loss_ctx = self._summed_loss(logits, targets)
+        """The summed loss of the batch's counted targets (divide by `batch.num_targets` for the mean): their cross
+        entropy, and as many times the weighed auxiliary losses, where the model has such.
+        """
+        self._targets(batch)
+        run = self.new_pass(batch)
+        logits, model_ctx = self.run_layers(list(self.layers.values()), batch, run)
+        loss, loss_ctx = self.objective(logits, batch, run)
         return loss, LossContext(model_ctx, loss_ctx)
 
     def loss_backward(self, ctx: LossContext, scale: float, done: Callable[[str], None] = _ignore) -> None:
         """Add `scale` times the gradient of the summed loss to the gradients of all parameters."""
-        self.backward(self.dlogits(ctx.loss, scale), ctx.model, done)
+        self.backward(self.dobjective(ctx.loss, scale), ctx.model, done)
+
+    def objective(self, logits: Array, batch: Batch, run: Pass) -> tuple[float, ObjectiveContext]:
+        """The summed loss of a pass whose routers have all counted."""
+        loss, ctx = self.loss_of(logits, batch)
+        if run.balance is not None:
+            loss += batch.num_targets * run.balance.finish()
+        return loss, ObjectiveContext(ctx, run.balance, batch.whole_targets)
+
+    def dobjective(self, ctx: ObjectiveContext, scale: float) -> Array:
+        """The gradient of the logits, `scale` times; routers are told what theirs weighs."""
+        if ctx.balance is not None:
+            ctx.balance.weight = scale * ctx.targets
+        return self.dlogits(ctx.cross_entropy, scale)
 
     def loss_of(self, logits: Array, batch: Batch) -> tuple[float, CrossEntropyContext]:
         """The summed cross entropy of the batch's counted targets, of its logits [t, v/tp]."""

@@ -1,6 +1,6 @@
 """The Llama family (Touvron et al. 2023): RMSNorm, RoPE, SwiGLU, grouped KV heads; Qwen2 adds biases on q, k and v.
 
-Mistral, Qwen3, SmolLM3 and Phi-3 build on what stands here.
+Mistral, Qwen3, SmolLM3, Phi-3, Mixtral and Qwen2-MoE build on what stands here.
 """
 
 from __future__ import annotations
@@ -69,10 +69,16 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     pieces = outer_pieces(config)
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        pieces[f"{ours}.norm1.weight", ""] = HfPiece(f"{theirs}.input_layernorm.weight")
-        pieces[f"{ours}.norm2.weight", ""] = HfPiece(f"{theirs}.post_attention_layernorm.weight")
-        pieces |= linear_pieces(config, ours, theirs)
+        pieces |= norm_pieces(ours, theirs) | linear_pieces(config, ours, theirs)
     return pieces
+
+
+def norm_pieces(ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """The norms of a block."""
+    return {
+        (f"{ours}.norm1.weight", ""): HfPiece(f"{theirs}.input_layernorm.weight"),
+        (f"{ours}.norm2.weight", ""): HfPiece(f"{theirs}.post_attention_layernorm.weight"),
+    }
 
 
 def outer_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
@@ -86,16 +92,36 @@ def outer_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
 
 def linear_pieces(config: DecoderConfig, ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
     """The linears of a block, each part in a tensor of its own."""
-    pieces: dict[tuple[str, str], HfPiece] = {}
-    for linear, part, hf_linear, has_bias in (
+    return attention_pieces(config, ours, theirs) | mlp_pieces(config, f"{ours}.mlp", f"{theirs}.mlp")
+
+
+def attention_pieces(config: DecoderConfig, ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """Those of its attention."""
+    return _pieces(
+        ours,
+        theirs,
         ("attention.qkv", "q", "self_attn.q_proj", config.qkv_bias),
         ("attention.qkv", "k", "self_attn.k_proj", config.qkv_bias),
         ("attention.qkv", "v", "self_attn.v_proj", config.qkv_bias),
         ("attention.out", "out", "self_attn.o_proj", config.out_bias),
-        ("mlp.gate_up", "gate", "mlp.gate_proj", config.mlp_bias),
-        ("mlp.gate_up", "up", "mlp.up_proj", config.mlp_bias),
-        ("mlp.down", "down", "mlp.down_proj", config.mlp_bias),
-    ):
+    )
+
+
+def mlp_pieces(config: DecoderConfig, ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """Those of an MLP."""
+    return _pieces(
+        ours,
+        theirs,
+        ("gate_up", "gate", "gate_proj", config.mlp_bias),
+        ("gate_up", "up", "up_proj", config.mlp_bias),
+        ("down", "down", "down_proj", config.mlp_bias),
+    )
+
+
+def _pieces(ours: str, theirs: str, *linears: tuple[str, str, str, bool]) -> dict[tuple[str, str], HfPiece]:
+    """Of (our linear, its part, theirs, whether it has a bias)."""
+    pieces: dict[tuple[str, str], HfPiece] = {}
+    for linear, part, hf_linear, has_bias in linears:
         pieces[f"{ours}.{linear}.weight", part] = HfPiece(f"{theirs}.{hf_linear}.weight")
         if has_bias:
             bias_part = "" if part in ("out", "down") else part

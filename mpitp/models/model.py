@@ -53,6 +53,8 @@ class CausalLM(LayeredModel):
     ) -> None:
         super().__init__(site, layers, loss, names, chunks)
         self.config = config
+        mixture = config.traits.mixture
+        self.balance_rule = None if mixture is None else mixture.balance_rule
 
     def forward(self, batch: Batch, caches: Caches | None = None) -> tuple[Array, list[Any]]:
         """Logits of this rank's vocabulary rows, [t, v/tp]. Raises ConfigError for a batch that doesn't fit."""
@@ -60,7 +62,8 @@ class CausalLM(LayeredModel):
 
     def inputs(self, batch: Batch) -> Array:
         self._check_ids(batch.tokens, lowest=0)
-        self._check_rows(batch.rows, self.config.max_positions)
+        if not batch.is_idle:
+            self._check_rows(batch.rows, self.config.max_positions)
         return from_host(batch.tokens, self.device.xp)
 
     def hidden_shape(self, batch: Batch) -> tuple[int, ...]:

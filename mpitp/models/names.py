@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,9 @@ class HfPiece:
     Where parts are dealt in turn, `unit` rows of one and then of the next, the part's units begin at `start`, `start +
     stride`, ... (0: they are neighbours).
 
+    stacked: experts, of which the part has one behind the other along dim 0, each in a tensor of its own; `tensor` has
+    their number in the place of {} (0: the part is one tensor).
+
     Example: GPT-2's `c_attn.weight` is stored as [h, 3h] and holds three parts of our [3h, h]: q at start 0, k at h and
     v at 2h, each with `size=3 * h, transposed=True`. GPT-NeoX has q, k and v of the first head, then of the second: q
     at start 0, k at d and v at 2d, each with `unit=d, stride=3 * d`.
@@ -28,6 +31,15 @@ class HfPiece:
     transposed: bool = False
     unit: int = 0
     stride: int = 0
+    stacked: int = 0
+
+    def tensors(self) -> list[str]:
+        """The names of all tensors that the part lies in."""
+        return [self.tensor.format(i) for i in range(self.stacked)] if self.stacked else [self.tensor]
+
+    def of_expert(self, number: int) -> HfPiece:
+        """That of one of the experts."""
+        return replace(self, tensor=self.tensor.format(number), stacked=0)
 
     def runs(self, rows: range) -> Iterator[tuple[int, range]]:
         """These rows of the part as neighbours in the stored tensor: where each run begins there, and its rows.

@@ -5,18 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-_MIXTURE = "its MLPs are mixtures of experts"
 _TURNED_PAIRS = "RoPE turns neighbouring columns, not halves"
 _ONE_KV_HEAD = "q, k and v are fused in another way"
 
 # type: (the nearest of the decoders, what it has that this one hasn't)
 NEAREST: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("mixtral", "minimax"), ("mistral", _MIXTURE)),
-    **dict.fromkeys(("qwen2_moe", "dbrx", "jetmoe", "phimoe", "granitemoe"), ("qwen2", _MIXTURE)),
-    **dict.fromkeys(("qwen3_moe", "gpt_oss"), ("qwen3", _MIXTURE)),
-    "olmoe": ("llama", f"{_MIXTURE}, and q and k are normalised over all heads together"),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("llama", f"keys and values are compressed, and {_MIXTURE}")),
-    **dict.fromkeys(("llama4", "llama4_text"), ("llama", f"{_MIXTURE}, and attention runs in chunks")),
+    "minimax": ("mixtral", "some blocks have linear attention"),
+    **dict.fromkeys(
+        ("dbrx", "jetmoe", "phimoe", "granitemoe"), ("mixtral", "experts and norms are made in another way")
+    ),
+    "qwen3_moe": ("qwen2_moe", "q and k are normalised head by head, and no expert is shared"),
+    "gpt_oss": ("mixtral", "experts have biases, and attention has sinks"),
+    "olmoe": ("mixtral", "q and k are normalised over all heads together"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("qwen2_moe", "keys and values are compressed")),
+    **dict.fromkeys(
+        ("llama4", "llama4_text"), ("mixtral", "scores multiply what goes into experts, and attention runs in chunks")
+    ),
     "olmo": ("llama", "its norms have no weights"),
     **dict.fromkeys(
         ("olmo2", "olmo3"), ("llama", "q and k are normalised over all heads together, and norms stand behind branches")

@@ -21,7 +21,22 @@ from mpitp.layers.recompute import recomputing
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.scale import Scale, SoftCap
 from mpitp.layers.site import Site
-from mpitp.models import bloom, gemma, gemma2, gpt2, gpt_neox, llama, mistral, opt, phi3, qwen3, smollm3, stablelm
+from mpitp.models import (
+    bloom,
+    gemma,
+    gemma2,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    mixtral,
+    opt,
+    phi3,
+    qwen2_moe,
+    qwen3,
+    smollm3,
+    stablelm,
+)
 from mpitp.models.config import DecoderConfig
 from mpitp.models.groupwise import with_scales, without_grouping
 from mpitp.models.layered import HfNames
@@ -32,6 +47,7 @@ from mpitp.models.stages import Chunk, Cutting, costs_of, names_of_parts
 
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 HfPieces = Callable[[DecoderConfig], dict[tuple[str, str], HfPiece]]
+BuildBlock = Callable[[DecoderConfig, Builder, int, Rotary | None], Layer]
 ENTRY_POINTS = "mpitp.models"  # the group of those that bring model types
 TIED = {f"{HEAD}.weight": f"{EMBEDDING}.weight"}
 
@@ -41,14 +57,16 @@ class ModelType:
     """How one Hugging Face model_type is read, built and named. `norm`: makes the last one, of width and eps."""
 
     read_config: ReadConfig
-    build_block: Callable[[DecoderConfig, Builder, int, Rotary | None], Layer]
+    build_block: BuildBlock
     norm: Callable[[Builder, int, float], Layer]
     hf_pieces: HfPieces
     ignorable_tensors: tuple[str, ...]
 
 
-def _like_llama(read_config: ReadConfig, hf_pieces: HfPieces = llama.hf_pieces) -> ModelType:
-    return ModelType(read_config, llama.build_block, Builder.rms_norm, hf_pieces, llama.IGNORABLE_TENSORS)
+def _like_llama(
+    read_config: ReadConfig, hf_pieces: HfPieces = llama.hf_pieces, build_block: BuildBlock = llama.build_block
+) -> ModelType:
+    return ModelType(read_config, build_block, Builder.rms_norm, hf_pieces, llama.IGNORABLE_TENSORS)
 
 
 def _like_gemma2(read_config: ReadConfig) -> ModelType:
@@ -65,6 +83,8 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen3": _like_llama(qwen3.read_config, qwen3.hf_pieces),
     "smollm3": _like_llama(smollm3.read_config),
     "phi3": _like_llama(phi3.read_config, phi3.hf_pieces),
+    "mixtral": _like_llama(mixtral.read_config, mixtral.hf_pieces, mixtral.build_block),
+    "qwen2_moe": _like_llama(qwen2_moe.read_config, qwen2_moe.hf_pieces, qwen2_moe.build_block),
     "stablelm": ModelType(
         stablelm.read_config, stablelm.build_block, Builder.layer_norm, stablelm.hf_pieces, llama.IGNORABLE_TENSORS
     ),
@@ -138,6 +158,11 @@ def build_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting())
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
+    if site.num_blocks and config.traits.mixture is not None:
+        raise ConfigError(
+            "invariant mode has no mixture of experts: how many rows an expert's product has is up to the routing, and "
+            "products of one row round by how the columns are dealt; train without (train.invariant = false)"
+        )
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError(
@@ -190,14 +215,20 @@ def layer_costs(config: DecoderConfig, layers: Mapping[str, Layer]) -> dict[str,
     What attention takes beside depends on the sequence and is the same for every block. An element of the logits is
     also exponentiated and compared, which takes about as long as ten multiplications of a product.
     """
-    costs = {name: float(sum(map(_multiplications, layer.params().values()))) for name, layer in layers.items()}
+    top_k = config.traits.mixture.top_k if config.traits.mixture else 0
+    costs = {
+        name: float(sum(_multiplications(param, top_k) for param in layer.params().values()))
+        for name, layer in layers.items()
+    }
     lookups = dict.fromkeys((name for name in ("embedding", "positions") if name in costs), float(config.hidden_size))
     return costs | lookups | {HEAD: costs[HEAD] + 10.0 * config.vocab_size}
 
 
-def _multiplications(param: Param) -> int:
+def _multiplications(param: Param, top_k: int) -> int:
+    """Of a token with a parameter's matrices; of those of all experts [e, n, k] it meets `top_k`."""
     shapes = [part.shape for part in param.placement.parts]
-    return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    matrices = [(top_k, *shape[1:]) if len(shape) == 3 else shape for shape in shapes]
+    return sum(math.prod(shape) for shape in matrices if len(shape) > 1)
 
 
 def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> list[tuple[tuple[str, ...], ArrayType]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpitp.models.mixture import Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Traits:
     position_offset: rows of the table of learned positions in front of the first position's.
     parallel: whether attention and MLP read the same input side by side.
     head_norms: whether q and k are normalised head by head.
+    mixture: the blocks that have experts in the place of an MLP.
     """
 
     activation: str = ""
@@ -41,6 +45,7 @@ class Traits:
     position_offset: int = 0
     parallel: bool = False
     head_norms: bool = False
+    mixture: Mixture | None = None
 
     def of_blocks(self, blocks: range) -> Traits:
         """Those of a model of these blocks alone."""
@@ -49,6 +54,7 @@ class Traits:
             unrotated=tuple(block - blocks.start for block in self.unrotated if block in blocks),
             local_blocks=tuple(block - blocks.start for block in self.local_blocks if block in blocks),
             windows=self.windows[blocks.start : blocks.stop],
+            mixture=None if self.mixture is None else self.mixture.of_blocks(blocks),
             score_scales=self.score_scales[blocks.start : blocks.stop],
         )
 

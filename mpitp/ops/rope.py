@@ -59,7 +59,7 @@ def rope_forward(x: Array, cos: Array, sin: Array, out: Array | None = None) -> 
 
         if out is not x:
             out[...] = x
-        compiled.turn(out.reshape(out.shape[0], -1), cos, sin)
+        compiled.turn(out.reshape(out.shape[0], out.shape[1] * out.shape[2]), cos, sin)
         return out
     arrays = (*_halves(x), *_halves(out), cos[:, None, :], sin[:, None, :])
     for x1, x2, out1, out2, cos_rows, sin_rows, x1_sin, x2_sin in paired_blocks(xp, *arrays, scratch=2):

@@ -65,6 +65,7 @@ class InBuckets(Reduction):
         self.all_params = [shard.param for shard in self.shards]
         self.params = self.counted = [(s.name, s.piece if zero else s.param) for s in self.shards]
         self.buckets = Rounds(_buckets(model, self.shards, mesh, bucket_bytes, is_scattered=zero > 0))
+        self.unsummed = [shard for shard in self.shards if zero and not shard.param.placement.partial]
         self.rounds = self.rounds_done = 0
 
     def begin(self, rounds: int) -> None:
@@ -87,6 +88,8 @@ class InBuckets(Reduction):
             self.buckets.finish()
         while self.zero > 1 and self.rounds_done < self.rounds:
             self.batch_done()
+        for shard in self.unsummed:  # nobody else has a copy (experts that ep deals): the piece is all of it
+            shard.piece.grad, shard.param.grad = shard.param.grad, None
 
     def updated(self) -> None:
         """With ZeRO, gather every rank's rows of the weights."""

@@ -9,6 +9,9 @@ Sends are waited for at the end of the step only, so a stage stands still for no
 compute (`actions.py` says why that can't be a deadlock). The contexts of a microbatch are held from its forward until
 its backward takes them; weight gradients that are put off hold what they need by themselves.
 
+The auxiliary losses of a mixture of experts are one mean over the blocks of all stages: a stage sends what its routers
+and those before have counted behind each activation, and behind each gradient what all have, and what it weighs.
+
 A parameter of two stages (a tied embedding) has a summand of its gradient on each; they are added when all is done.
 
 In the invariant mode all weight gradients are put off to the end of the step, where each microbatch's are computed by
@@ -29,9 +32,9 @@ from mpitp.backend.arrays import Array
 from mpitp.comm.group import Group, Pending
 from mpitp.layers.deferral import Deferral, Task
 from mpitp.layers.gathered import finish_scatters
-from mpitp.layers.loss import CrossEntropyContext
 from mpitp.layers.passes import Pass
 from mpitp.models.batch import Batch
+from mpitp.models.layered import ObjectiveContext
 from mpitp.models.model import CausalLM
 from mpitp.models.runner import Progress, Runner
 from mpitp.pipeline.actions import Action, Grid, Kind, Message, receive_before, send_after
@@ -100,7 +103,7 @@ class _Held:
     """What backward needs of one microbatch through one chunk. `loss`: of the last chunk only."""
 
     ctxs: list[Any]
-    loss: CrossEntropyContext | None
+    loss: ObjectiveContext | None
 
 
 class _Walk:
@@ -120,7 +123,7 @@ class _Walk:
         self.passes: dict[int, Pass] = {}
         self.held: dict[tuple[int, int], _Held] = {}
         self.put_off: dict[tuple[int, int], list[Task]] = {}
-        self.coming: dict[Action, Pending] = {}
+        self.coming: dict[Action, list[Pending]] = {}
         self.going: list[Pending] = []
         self.losses: dict[int, float] = {}
 
@@ -140,19 +143,28 @@ class _Walk:
     def _forward(self, action: Action) -> None:
         batch, chunk = self.batches[action.microbatch], self.model.chunks[action.chunk]
         run = self.passes.setdefault(action.microbatch, self.model.new_pass(batch))
-        x = self._received(action)
+        x, counted = self._received(action)
+        if run.balance is not None:
+            run.balance.go_on_from(counted)
         y, ctxs = self.model.forward_chunk(chunk, self.model.inputs(batch) if x is None else x, run)
-        loss, loss_ctx = self.model.loss_of(y, batch) if chunk.ends_in_loss else (0.0, None)
+        loss, loss_ctx = self.model.objective(y, batch, run) if chunk.ends_in_loss else (0.0, None)
         self.losses[action.microbatch] = self.losses.get(action.microbatch, 0.0) + loss
         self.held[action.microbatch, action.chunk] = _Held(ctxs, loss_ctx)
-        self._send(action, y)
+        self._send(action, y, None if run.balance is None else run.balance.so_far())
 
     def _backward(self, action: Action) -> None:
         held = self.held.pop((action.microbatch, action.chunk))
+        balance = self.passes[action.microbatch].balance
         if action.chunk == 0:  # the last that a microbatch comes to
             del self.passes[action.microbatch]
-        dy = self._received(action) if held.loss is None else self.model.dlogits(held.loss, self.scale)
-        self._send(action, self.model.backward_chunk(self.model.chunks[action.chunk], dy, held.ctxs))
+        if held.loss is not None:
+            dy = self.model.dobjective(held.loss, self.scale)
+        else:
+            dy, weighed = self._received(action)
+            if balance is not None:
+                balance.take_weighed(weighed)
+        dx = self.model.backward_chunk(self.model.chunks[action.chunk], dy, held.ctxs)
+        self._send(action, dx, None if balance is None else balance.weighed())
 
     def _input_grad(self, action: Action) -> None:
         with self.deferral.open() as tasks:
@@ -177,17 +189,28 @@ class _Walk:
         message = receive_before(action, self.group.rank, self.grid)
         if message is not None and action not in self.coming:
             shape = self.model.hidden_shape(self.batches[action.microbatch])
-            like = self.model.device.xp.empty(shape, self.model.dtype)
-            self.coming[action] = self.group.start_recv(like, message.peer, _tag(message))
+            own = self.coming[action] = []
+            for like in (self.model.device.xp.empty(shape, self.model.dtype), *self._numbers(action)):
+                own.append(self.group.start_recv(like, message.peer, _tag(message)))
 
-    def _received(self, action: Action) -> Array | None:
-        """What was sent for an action; None where nothing is."""
-        return self.coming.pop(action).wait() if action in self.coming else None
+    def _numbers(self, action: Action) -> list[np.ndarray]:
+        """Like what comes behind an activation or a gradient: the auxiliary losses' numbers, where there are such."""
+        rule = self.model.balance_rule
+        if rule is None:
+            return []
+        return [rule.empty if action.kind is Kind.FORWARD else np.append(rule.empty, 0.0)]
 
-    def _send(self, action: Action, result: Array) -> None:
+    def _received(self, action: Action) -> tuple[Array | None, np.ndarray | None]:
+        """What was sent for an action, and the numbers behind it; None where nothing is."""
+        found = [pending.wait() for pending in self.coming.pop(action, ())]
+        return found[0] if found else None, found[1] if len(found) > 1 else None
+
+    def _send(self, action: Action, result: Array, numbers: np.ndarray | None) -> None:
+        """Messages of one tag arrive in the order in which they were sent."""
         message = send_after(action, self.group.rank, self.grid)
         if message is not None:
-            self.going.append(self.group.start_send(result, message.peer, _tag(message)))
+            for array in [result] if numbers is None else [result, numbers]:
+                self.going.append(self.group.start_send(array, message.peer, _tag(message)))
 
 
 def sum_tied(model: CausalLM) -> None:

@@ -2,7 +2,7 @@ r"""What a model sends, in closed form: from what its layers say that they send 
 alone.
 
 p ranks, t tokens through a pass (b of them through the head of a generating pass), width h, head width d, vocabulary v,
-s bytes an element. A rank hands to a collective, in the plain layout:
+k of e experts a token, s bytes an element. A rank hands to a collective, in the plain layout:
 
 | where                       | pass     | collective   | bytes a rank, a pass                                        |
 |-----------------------------|----------|--------------|-------------------------------------------------------------|
@@ -16,6 +16,10 @@ s bytes an element. A rank hands to a collective, in the plain layout:
 | between stages (pp)         | both     | send, recv   | t h s, for each chunk of the model that begins or ends there|
 | attention, cp in a ring     | both     | send, recv   | 2 t g d s: keys and values, (p-1) times; gradients p times  |
 | attention, cp over heads    | both     | all_to_all   | t (a+2g) d s and t a d s                                    |
+| experts, in place of an MLP | forward  | all_reduce   | t h s                                                       |
+|                             | backward | all_reduce   | t h s and t k s (scores)                                    |
+| experts over ep             | both     | all_to_all   | k t h s there and as much back; forward 8 e beside          |
+| router, rows cut (cp, sp)   | forward  | all_reduce   | 16 (e + 1): what the auxiliary losses count                 |
 
 With sequence parallelism each of these all_reduces of t h s becomes a reduce_scatter of t h s there and an all_gather
 of t/p h s, the rank's own tokens, in the pass the other way.
@@ -45,6 +49,7 @@ from mpitp.models.vision_config import VisionConfig
 
 Key = tuple[str, str, str]  # collective, place, pass
 
+INDEX_BYTES = COUNT_BYTES = 8
 ROWS = {"patches": "blocks.0"}  # an image's rows are its patches and one more
 
 _BLOCK = re.compile(r"^blocks\.\d+")
@@ -120,13 +125,18 @@ def own_traffic(model: LayeredModel, work: Work) -> dict[Key, Own]:
         for send in (each for each in own if mesh.sizes[each.axis] > 1 or mesh.world.size == 1):
             passes, tokens = work.of(name, send.phase)
             item = wide_dtype(model.dtype).itemsize if send.is_wide else model.dtype.itemsize
-            size = Fraction(send.calls * tokens * send.width * item)
+            item = INDEX_BYTES if send.is_index else item
+            size = Fraction(send.calls * (tokens * send.width * item + passes * send.fixed_bytes))
             if send.summands:
                 size = size * send.summands / mesh.sizes[send.axis]
             _add(table, (send.op, folded(name), send.phase), Own(send.calls * passes, size, send.formula, send.axis))
-    for op, passes, tokens in _messages(model, work):
+    for op, phase, passes, tokens in _messages(model, work):
         size = Fraction(tokens * model.config.hidden_size * model.dtype.itemsize)
-        _add(table, (op, f"runner.{'send' if op == 'send' else 'expect'}", ""), Own(passes, size, "t h s", "pp"))
+        key = (op, f"runner.{'send' if op == 'send' else 'expect'}", "")
+        _add(table, key, Own(passes, size, "t h s", "pp"))
+        if model.balance_rule is not None:  # what routers have counted, and backward what it weighs
+            numbers = len(model.balance_rule.empty) + (phase == BACKWARD)
+            _add(table, key, Own(passes, Fraction(passes * numbers * COUNT_BYTES), "", "pp"))
     return table
 
 
@@ -138,19 +148,19 @@ def _add(table: dict[Key, Own], key: Key, own: Own) -> None:
         before.calls, before.share = before.calls + own.calls, before.share + own.share
 
 
-def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, int, int]]:
-    """What a stage of a pipeline sends and receives: op, how often, and the tokens of all of them.
+def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, str, int, int]]:
+    """What a stage of a pipeline sends and receives: op, pass, how often, and the tokens of all of them.
 
     Forward what comes into its chunks and goes out of them, backward their gradients; not at the ends of the model.
     """
     for chunk in model.chunks if model.site.mesh["pp"].size > 1 else ():
         first, last = chunk.names[0], chunk.names[-1]
         if first != EMBEDDING:
-            yield "recv", *forward_work(model.layers[first], first, work)
-            yield "send", *work.of(first, BACKWARD)
+            yield "recv", FORWARD, *forward_work(model.layers[first], first, work)
+            yield "send", BACKWARD, *work.of(first, BACKWARD)
         if not chunk.ends_in_loss:
-            yield "send", *forward_work(model.layers[last], last, work)
-            yield "recv", *work.of(last, BACKWARD)
+            yield "send", FORWARD, *forward_work(model.layers[last], last, work)
+            yield "recv", BACKWARD, *work.of(last, BACKWARD)
 
 
 def forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:

@@ -260,6 +260,7 @@ def _refuse_other_axes(config: RunConfig) -> None:
     for key, is_set in (
         ("mesh.pp", config.mesh.pp > 1),
         ("mesh.cp", config.mesh.cp > 1),
+        ("mesh.ep", config.mesh.ep > 1),
         ("mesh.sequence_parallel", config.mesh.sequence_parallel),
         ("optim.zero = 3", config.optim.zero == 3),
     ):

@@ -122,7 +122,7 @@ def check_own_group(config: RunConfig, world: Group) -> None:
 
 def mesh_sizes(config: RunConfig) -> dict[str, int]:
     """The axes of the run file."""
-    return {axis: getattr(config.mesh, axis) for axis in ("pp", "dp", "cp", "tp")}
+    return {axis: getattr(config.mesh, axis) for axis in ("pp", "dp", "ep", "cp", "tp")}
 
 
 def run_site(config: RunConfig, decoder: AnyConfig, world: Group, device: Device) -> Site:
@@ -205,9 +205,9 @@ def run_notices(config: RunConfig, data: RunData) -> list[str]:
             f"{config.data.seq_len} tokens: a step shows each about {size / windows:.3g} times, and {steps} steps are "
             f"{steps * size / windows:.3g} epochs"
         )
-    if num_microbatches(config) < config.mesh.dp:
+    if num_microbatches(config) < config.mesh.replicas:
         lines.append(
-            f"a step has {num_microbatches(config)} microbatches for mesh.dp={config.mesh.dp} replicas: the others "
+            f"a step has {num_microbatches(config)} microbatches for mesh.{_replicas(config)} replicas: the others "
             "have nothing to do; a smaller train.micro_batch_size or a larger train.global_batch_size gives them work"
         )
     if config.optim.warmup_steps > steps:
@@ -216,6 +216,12 @@ def run_notices(config: RunConfig, data: RunData) -> list[str]:
             f"at {schedule(config).at(steps):.3g}, and optim.lr={config.optim.lr:.3g} is never reached"
         )
     return lines
+
+
+def _replicas(config: RunConfig) -> str:
+    """The axes of replicas, for a message."""
+    mesh = config.mesh
+    return f"dp={mesh.dp}" if mesh.ep == 1 else f"dp={mesh.dp} times mesh.ep={mesh.ep}"
 
 
 def optimizer_settings(config: RunConfig) -> AdamWSettings:

@@ -23,7 +23,14 @@ def make_runner(config: RunConfig, model: LayeredModel, progress: Progress) -> R
 
 
 def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> None:
-    """Raise ConfigError where the model or the microbatches of a step aren't enough for the stages."""
+    """Raise ConfigError where the model or the microbatches of a step aren't enough for the stages, or where there are
+    no experts to be dealt.
+    """
+    if config.mesh.ep > 1 and decoder.traits.mixture is None:
+        raise ConfigError(
+            f"mesh.ep = {config.mesh.ep} deals experts to ranks, but a model of type {decoder.model_type!r} has none; "
+            "give the ranks to mesh.dp, which is the same for all else"
+        )
     if config.mesh.pp == 1:
         return
     if config.optim.zero == 3 and config.mesh.schedule == "zb":
@@ -32,7 +39,7 @@ def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> Non
             "are gone; use optim.zero = 2, whose weights stay, or another schedule (1f1b, gpipe, interleaved)"
         )
     run_source(config, decoder).check(make_site(mesh))
-    count, replicas, stages = num_microbatches(config), config.mesh.dp, config.mesh.pp
+    count, replicas, stages = num_microbatches(config), config.mesh.replicas, config.mesh.pp
     if config.mesh.schedule == "interleaved" and count % (replicas * stages):
         raise ConfigError(_not_in_rounds(config, count))
     if count // replicas < stages:
@@ -43,7 +50,7 @@ def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> Non
 
 def _too_few(config: RunConfig, count: int) -> str:
     """Why a step has too few microbatches, and what is nearest that has enough."""
-    replicas, stages, size = config.mesh.dp, config.mesh.pp, config.global_batch_size
+    replicas, stages, size = config.mesh.replicas, config.mesh.pp, config.global_batch_size
     smaller = [n for n in range(config.train.micro_batch_size, 0, -1) if -(-size // n) // replicas >= stages]
     cures = [f"train.micro_batch_size = {smaller[0]}"] if smaller else []
     cures.append(f"train.global_batch_size = {stages * replicas * config.train.micro_batch_size}")
@@ -57,7 +64,7 @@ def _too_few(config: RunConfig, count: int) -> str:
 
 def _not_alike(config: RunConfig, count: int) -> str:
     """Replicas of a stage gather its weights for every microbatch, so that each must have as many."""
-    replicas, size = config.mesh.dp, config.train.micro_batch_size
+    replicas, size = config.mesh.replicas, config.train.micro_batch_size
     near = [n * replicas * size for n in (count // replicas, count // replicas + 1) if n]
     sizes = " or ".join(map(str, near))
     return (
@@ -67,7 +74,7 @@ def _not_alike(config: RunConfig, count: int) -> str:
 
 
 def _not_in_rounds(config: RunConfig, count: int) -> str:
-    rounds = config.mesh.dp * config.mesh.pp
+    rounds = config.mesh.replicas * config.mesh.pp
     near = [n * rounds for n in (count // rounds, count // rounds + 1) if n]
     sizes = " or ".join(str(n * config.train.micro_batch_size) for n in near)
     each = f"mesh.pp = {config.mesh.pp}" + (f" x mesh.dp = {config.mesh.dp}" if config.mesh.dp > 1 else "")

@@ -17,7 +17,7 @@ import numpy as np
 from mpitp.comm.group import Group
 from mpitp.errors import ConfigError, NumericError
 from mpitp.layers.shards import ranks_along
-from mpitp.layers.site import DATA_AXES
+from mpitp.layers.site import DATA_AXES, Site
 from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import PlainRunner, Runner
@@ -59,6 +59,7 @@ class TrainStep:
         self.reduction = reduction or make_reduction(model)
         self.runner = runner or PlainRunner(model, self.reduction)
         self.data = ranks_along(model.site.mesh, DATA_AXES)
+        self.ep = ranks_along(model.site.mesh, ["ep"])
         self.grad_norm = GradNorm(self.reduction.counted, model.site.ranks)
         if model.site.num_blocks:
             _refuse_partial(model)
@@ -95,6 +96,7 @@ class TrainStep:
         """Mean loss over all targets of the step, and their number; the gradients, times the loss scale, are those of
         the whole step.
         """
+        batches = self._with_idle(batches)
         counts = self.data.all_gather(
             np.array([[sum(batch.num_targets for batch in batches), self.runner.rounds(batches)]])
         )
@@ -105,6 +107,11 @@ class TrainStep:
         losses = self.runner(batches, self.optimizer.loss_scale.scale / tokens)
         self.reduction.finish()
         return total_of(losses, self.data) / tokens, tokens
+
+    def _with_idle(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """As many as any rank along ep has, since those exchange rows in every pass: idle ones behind."""
+        most = int(self.ep.all_reduce(np.array([len(batches)]), op="max")[0])
+        return [*batches, *(idle_batch(self.model.site) for _ in range(most - len(batches)))]
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """The model's mean loss over all ranks' batches."""
@@ -118,6 +125,11 @@ class TrainStep:
 def quiet_overflow() -> np.errstate:
     """Where NumPy needn't warn: a loss that comes of numbers that aren't finite is looked at, and ends the run."""
     return np.errstate(over="ignore", divide="ignore", invalid="ignore")
+
+
+def idle_batch(site: Site) -> Batch:
+    """A rank's part of a microbatch without rows, run for its collectives."""
+    return Batch.idle().cut(site.mesh["cp"].rank, site.mesh["cp"].size)
 
 
 def _refuse_partial(model: LayeredModel) -> None:
@@ -147,7 +159,8 @@ def evaluate(
     """Mean loss over all targets of all ranks' batches; no gradients. A collective over the axes of data."""
     data, counts = ranks_along(model.site.mesh, DATA_AXES), [0]
     idle = reduction.idle_forward if reduction is not None else None
-    losses = (runner or PlainRunner(model)).forward(_in_step(batches, data, counts, idle))
+    joining = idle_batch(model.site) if model.site.mesh.sizes["ep"] > 1 else None
+    losses = (runner or PlainRunner(model)).forward(_in_step(batches, data, counts, idle, joining))
     tokens = int(data.all_reduce(np.array([sum(counts)]))[0])
     if not tokens:
         raise ConfigError("an evaluation without a single target; give batches with targets")
@@ -155,11 +168,18 @@ def evaluate(
 
 
 def _in_step(
-    batches: Iterable[Batch], data: Group, counts: list[int], idle: Callable[[], None] | None
+    batches: Iterable[Batch],
+    data: Group,
+    counts: list[int],
+    idle: Callable[[], None] | None,
+    joining: Batch | None,
 ) -> Iterator[Batch]:
-    """This rank's batches, one whenever the others take one too; `idle` while they have more. Targets are counted."""
+    """This rank's batches, one whenever the others take one too; while they have more, `joining` where there is such,
+    else `idle`. Targets are counted.
+    """
     mine = iter(batches)
     while data.all_reduce(np.array([(batch := next(mine, None)) is not None], np.int32), op="max")[0]:
+        batch = joining if batch is None else batch
         if batch is not None:
             counts.append(batch.num_targets)
             yield batch

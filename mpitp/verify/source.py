@@ -104,7 +104,7 @@ class Source:
         """Ranks along each axis in a job of so many. Raises ConfigError where that can't be."""
         if self.run is None:
             return {"tp": ranks}
-        others = {axis: getattr(self.run.mesh, axis) for axis in ("pp", "dp", "cp")}
+        others = {axis: getattr(self.run.mesh, axis) for axis in ("pp", "dp", "ep", "cp")}
         sizes = mesh_sizes({**others, "tp": self.run.mesh.tp}, ranks)
         self._check_stages(abstract_mesh(sizes))
         return sizes
@@ -141,7 +141,7 @@ def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, 
 
 def _of_run(run: RunConfig) -> tuple[ModelSource | EncoderSource, Callable[[], list[Batch]]]:
     """The model of a run file, and its first microbatches."""
-    needed = run.mesh.dp * run.mesh.pp
+    needed = run.mesh.replicas * run.mesh.pp
     if run.task.kind == "text":
         data = open_data(run)
         model = run_source(run, model_config(run, data))

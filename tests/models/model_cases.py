@@ -109,6 +109,19 @@ LATER_RAW: dict[str, dict[str, Any]] = {  # for the tests of layouts
         **{"num_hidden_layers": 2, "max_position_embeddings": 24},
     },
 }
+_LOSSES = {"output_router_logits": True, "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.05}
+MIXTURE_RAW: dict[str, dict[str, Any]] = {  # mixtures of experts, with both auxiliary losses
+    "mixtral": {
+        **LLAMA,
+        **{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 7},
+        **{"rms_norm_eps": 1e-5, **_LOSSES},
+    },
+    "qwen2_moe": {
+        **{key: value for key, value in QWEN2.items() if key != "head_dim"},
+        **{"model_type": "qwen2_moe", "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5},
+        **{"shared_expert_intermediate_size": 4, "num_hidden_layers": 3, "mlp_only_layers": [1], **_LOSSES},
+    },
+}
 CONFIGS: dict[str, DecoderConfig] = {name: config_from_hf(raw) for name, raw in RAW.items()}
 LENGTH = 7
 

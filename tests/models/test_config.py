@@ -212,7 +212,7 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
         (GPT2, {"resid_pdrop": -0.1}, "resid_pdrop must lie in"),
         (GPT2, {"n_inner": 0}, "n_inner must be at least 1"),
         (GPT2, {"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama, qwen2"),
-        (GPT2, {"model_type": "mixtral"}, "the nearest is 'mistral', but here its MLPs are mixtures of experts"),
+        (GPT2, {"model_type": "qwen3_moe"}, "the nearest is 'qwen2_moe', but here q and k are normalised head by head"),
         (GPT2, {"model_type": "gpt-neox"}, "was 'gpt_neox' meant"),
         (GPT2, {"model_type": "bert"}, "it is an encoder: mpitp embed reads it"),
         (GPT2, {"model_type": "mamba"}, "it is a recurrent model"),

@@ -27,6 +27,10 @@ def owned_pieces(model: CausalLM, attribute: str) -> Iterator[tuple[str, tuple[n
             values, where = array[place], [np.arange(rows.start, rows.stop) for rows in part.owned]
             units = where[dim] // piece.unit if piece.unit else 0  # the part's units lie `stride` apart
             where[dim] = piece.start + where[dim] + units * (piece.stride - piece.unit)
+            if piece.stacked:
+                for number, one in zip(where[0], values, strict=True):
+                    yield piece.tensor.format(number), np.ix_(*where[1:]), one.copy()
+                continue
             if piece.transposed:
                 values, where = values.T, where[::-1]
             yield piece.tensor, np.ix_(*where), values.copy()

@@ -1,0 +1,163 @@
+r"""The experts of a mixture: MLPs of which each token goes through k, dealt over ep, their columns over tp.
+
+    y_t = sum_j s_tj down_c(activation(gate_up_c x_t)),  c = c_tj      (Shazeer et al. 2017; Mixtral: Jiang et al. 2024)
+
+A rank has its experts' columns: gate and up [e/ep, f/tp, h] each, fused in one array, and down [e/ep, h, f/tp].
+
+    x, s, c   of all rows of this rank's tokens                          entry pairs: CopyToTP, or GatherFromSP
+    rows      = x's copies, sorted by expert                             [k t, h]
+    rows      go to their experts' ranks                                 exchange (`exchange.py`)
+    rows      = activation(rows gate_up_i^T) down_i^T                    a product an expert, no row for padding
+    rows      come back, and are added with their scores                 y_partial [t, h]
+    y         = sum over tp of y_partial                                 exit pair: ReduceFromTP, or ReduceScatterToSP
+
+Scores multiply what the experts have made, of which a rank of tp has a summand: so ds is a summand too, and goes
+through the conjugate of the pair that s came by, as dx does.
+
+Nobody drops a token, unless there is a capacity: then an expert takes the first `capacity_of(...)` of a microbatch's
+tokens, and what goes past it adds nothing (only the residual connection goes on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mpitp.backend.arrays import Array, array_module
+from mpitp.errors import PlacementError
+from mpitp.layers.array_type import PARTIAL, REPLICATE, ArrayType
+from mpitp.layers.exchange import Exchange, Trip
+from mpitp.layers.layer import FORWARD, Layer, Send
+from mpitp.layers.mappings import EntryPair, ExitPair
+from mpitp.layers.mlp import ActivationContext
+from mpitp.layers.param import Param
+from mpitp.ops.grouped import grouped_forward, grouped_input_grad, grouped_weight_grad
+from mpitp.ops.routing import (
+    Order,
+    capacity_of,
+    combine_backward,
+    combine_forward,
+    dispatch_backward,
+    dispatch_forward,
+    order_by_expert,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPairs:
+    """Where experts communicate: how x and the scores come in, how rows reach their experts, how y goes out."""
+
+    entry: EntryPair
+    scores: EntryPair
+    exchange: Exchange
+    exit: ExitPair
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """How many experts there are, how many a token goes to, and the capacity factor (0: as many rows as come).
+
+    `shards`: over how many ranks of tp the rows between the cut products are cut.
+    """
+
+    num_experts: int
+    top_k: int
+    capacity: float = 0.0
+    shards: int = 1
+
+
+@dataclass(slots=True)
+class ExpertsContext:
+    """What backward needs; `dscores`: what it leaves for the router."""
+
+    order: Order
+    trip: Trip
+    scores: Array  # [t, k]
+    rows: Array  # [n, h] as the experts take them
+    inner: ActivationContext  # [n, 2f/tp]
+    act: Array  # [n, f/tp]
+    made: Array  # [k t, h] as they have come back, summands along tp
+    dscores: Array = None
+
+
+class Experts(Layer):
+    """y = the scored sum of a token's experts. `gate_up` [e/ep, 2f/tp, h], `down` [e/ep, h, f/tp]."""
+
+    def __init__(self, gate_up: Param, down: Param, activation: Layer, pairs: ExpertPairs, sizes: ExpertSizes) -> None:
+        self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.pairs, self.sizes = pairs, sizes
+
+    def forward(self, x: Array, scores: Array, chosen: np.ndarray) -> tuple[Array, ExpertsContext]:
+        """x [t, h], scores and chosen [t, k] -> y [t, h]."""
+        pairs, sizes = self.pairs, self.sizes
+        x, scores, chosen = pairs.entry.forward(x), pairs.scores.forward(scores), pairs.scores.forward(chosen)
+        capacity = capacity_of(sizes.capacity, len(x), sizes.top_k, sizes.num_experts)
+        order = order_by_expert(chosen, sizes.num_experts, array_module(x), capacity)
+        trip = pairs.exchange.plan(order.counts)
+        rows = pairs.exchange.there(dispatch_forward(x, order), trip)
+        out, inner, act = self._mlp(rows, trip.counts)
+        made = pairs.exchange.back(out, trip)
+        y_partial = combine_forward(made, scores, order)
+        y = pairs.exit.forward([y_partial], like=y_partial)
+        return y, ExpertsContext(order, trip, scores, rows, inner, act, made)
+
+    def backward(self, dy: Array, ctx: ExpertsContext) -> Array:
+        """dy [t, h] -> dx [t, h]; dscores [t, k] is left in the context. Both sums run behind the weights' products."""
+        pairs, counts = self.pairs, ctx.trip.counts
+        dmade, dscores_partial = combine_backward(pairs.exit.backward(dy), ctx.made, ctx.scores, ctx.order)
+        dout = pairs.exchange.there(dmade, ctx.trip)
+        dinner = self.activation.backward(grouped_input_grad(dout, self.down.data, counts), ctx.inner)
+        drows = pairs.exchange.back(grouped_input_grad(dinner, self.gate_up.data, counts), ctx.trip)
+        dx_partial = dispatch_backward(drows, ctx.order)
+        dx = pairs.entry.start_backward([dx_partial], like=dx_partial)
+        dscores = pairs.scores.start_backward([dscores_partial], like=dscores_partial)
+        _accumulate(self.down, dout, ctx.act, counts)
+        _accumulate(self.gate_up, dinner, ctx.rows, counts)
+        ctx.dscores = dscores.wait()
+        return dx.wait()
+
+    def _mlp(self, rows: Array, counts: np.ndarray) -> tuple[Array, ActivationContext, Array]:
+        """What the own experts make of sorted rows [n, h] (summands along tp), and what is inside."""
+        act, inner = self.activation.forward(grouped_forward(rows, self.gate_up.data, counts))
+        return grouped_forward(act, self.down.data, counts), inner, act
+
+    def children(self) -> Mapping[str, Param]:
+        return {"gate_up": self.gate_up, "down": self.down}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """Whole rows, by way of this rank's columns of its experts, to whole rows."""
+        incoming.expect_summed("x of experts")
+        incoming.expect_columns((), "x of experts")
+        x, scores = self.pairs.entry.placements(incoming), self.pairs.scores.placements(incoming)
+        experts, columns, _ = self.gate_up.placement.parts[0].dims
+        self._check_columns()
+        for what, kind in (("x of experts", x), ("the scores of experts", scores)):
+            cure = f"a copy along {columns.axis}, which sums its gradient, is missing"
+            kind.expect(columns.axis, REPLICATE, what, cure)
+        self.pairs.exchange.check(x, experts)
+        for name, param in self.children().items():
+            x.expect_gradient_summed(name, param)
+        return self.pairs.exit.placements(x.changed(columns.axis, PARTIAL).of_layer("its own products"))
+
+    def _check_columns(self) -> None:
+        """What gate and up make, down must take."""
+        gate, up, down = (*self.gate_up.placement.parts, *self.down.placement.parts)
+        if gate.dims[:2] != up.dims[:2] or gate.dims[:2] != (down.dims[0], down.dims[2]):
+            raise PlacementError("gate, up and down of experts must be cut alike: by experts and by columns")
+
+    def sends(self) -> tuple[Send, ...]:
+        """Those of its pairs. The rows that come in and go out may be a shard of those inside."""
+        width, k, pairs = self.down.placement.parts[0].shape[1], self.sizes.top_k, self.pairs
+        scores = pairs.scores.sends(k, 0)
+        chosen = [replace(send, is_index=True) for send in scores if send.phase == FORWARD]
+        outside = [*pairs.entry.sends(width, 0), *scores, *chosen, *pairs.exit.sends(width, 0)]
+        inside = () if self.sizes.capacity else pairs.exchange.sends(width, k)
+        shards = self.sizes.shards
+        sends = [replace(s, width=s.width * shards) if s.op == "reduce_scatter" else s for s in outside]
+        return (*sends, *(replace(s, width=s.width * shards) for s in inside))
+
+
+def _accumulate(param: Param, dys: Array, xs: Array, counts: np.ndarray) -> None:
+    param.accumulate_made(lambda: grouped_weight_grad(dys, xs, counts, param.grad_dtype))

@@ -1,0 +1,50 @@
+"""Products of neighbouring rows with a matrix of their own each: rows sorted by expert, w [e, n, k].
+
+    forward     y_i  = x_i @ w_i.T        x_i [counts_i, k]: the rows of expert i, counts may be 0
+    backward    dx_i = dy_i @ w_i         dw_i = dy_i.T @ x_i
+
+One product an expert, in a loop: as many rows as an expert has, none for padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import Array, array_module
+from mpitp.ops.linear import linear_forward, linear_input_grad, linear_weight_grad
+
+
+def grouped_forward(x: Array, w: Array, counts: np.ndarray) -> Array:
+    """y [t, n] of x [t, k]; t is the sum of `counts`."""
+    y = array_module(x).empty((len(x), w.shape[1]), x.dtype)
+    for i, rows in _groups(counts):
+        linear_forward(x[rows], w[i], out=y[rows])
+    return y
+
+
+def grouped_input_grad(dy: Array, w: Array, counts: np.ndarray) -> Array:
+    """dx [t, k] of dy [t, n]."""
+    dx = array_module(dy).empty((len(dy), w.shape[2]), dy.dtype)
+    for i, rows in _groups(counts):
+        linear_input_grad(dy[rows], w[i], out=dx[rows])
+    return dx
+
+
+def grouped_weight_grad(dy: Array, x: Array, counts: np.ndarray, dtype: Any) -> Array:
+    """dw [e, n, k] of dy [t, n] and x [t, k], in `dtype`; noughts of experts without rows."""
+    dw = array_module(x).zeros((len(counts), dy.shape[1], x.shape[1]), dtype)
+    for i, rows in _groups(counts):
+        linear_weight_grad(dy[rows], x[rows], out=dw[i])
+    return dw
+
+
+def _groups(counts: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Each matrix that has rows, and which."""
+    start = 0
+    for i, count in enumerate(counts.tolist()):
+        if count:
+            yield i, slice(start, start + count)
+        start += count
