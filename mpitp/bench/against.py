@@ -32,18 +32,29 @@ LEAVE_SECONDS = 60.0
 
 
 class Peer:
-    """The processes of a peer: one a rank, of the same program."""
+    """The processes of a peer: one a rank, of the same program.
 
-    def __init__(self, python: str, program: str, settings: Mapping[str, Any], ranks: int = 1) -> None:
+    `place`: the number of the only one of the ranks that is started here, and the port at which they meet; None: all
+    are started here.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        program: str,
+        settings: Mapping[str, Any],
+        ranks: int = 1,
+        place: tuple[int, int] | None = None,
+    ) -> None:
         self._needs = "transformers and torch" if program.startswith("transformers") else "torch"
-        port = _free_port()
+        rank, port = place or (-1, free_port())
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):
             environment.pop(name, None)
         self._processes: list[subprocess.Popen[str]] = []
         self._is_ending = False
-        for rank in range(ranks):
-            told = json.dumps({**settings, "rank": rank, "ranks": ranks, "port": port})
+        for number in range(ranks) if place is None else [rank]:
+            told = json.dumps({**settings, "rank": number, "ranks": ranks, "port": port})
             self._processes.append(_started([python, str(PROGRAMS / program), told], environment))
         for process in self._processes:
             threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
@@ -169,7 +180,8 @@ def _started(words: list[str], environment: Mapping[str, str]) -> subprocess.Pop
         raise LaunchError(f"--peer-python: can't start {words[0]}: {error.strerror}") from None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of this host, at which nobody listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline."""
+"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline, axes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ examples:
   mpitp launch -n 2 -- bench scaling --out scaling.json --plot scaling.png
   mpitp launch -n 2 -- bench replicas                  data parallelism and ZeRO against ranks by themselves
   mpitp launch -n 2 -- bench save --dir /scratch
+  mpitp launch -n 2 -- bench axes                      all ranks along tp, pp or dp, beside what the bytes say
   mpitp launch -n 2 -- bench pipeline --microbatches 8   1F1B and zero-bubble against what their bubbles allow
 
 `mpitp bench train --help` etc. tell the options of each."""
@@ -84,10 +85,16 @@ by size and group (inside a node, and between nodes where there are several), se
 and the start of an operation and of a step; all in turn, the least time counts. Start it on as many ranks as a job has
 on a node, and on several nodes where a job has several."""
 
+_AXES = """\
+Time one step of one model with all ranks along tp, along pp (1F1B, zero-bubble) and along dp (whole weights, ZeRO-3),
+and in turn with them one rank alone; beside each its share of the work, the bytes that it sends and how long these take
+at the rate of a large message. With --against torch also PyTorch's tensor parallelism, DDP, FSDP2 and pipelining."""
+
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
 _REPLICAS_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 4096}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
+_AXES_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 2048}
 _PIPELINE_SIZES = {"layers": 8, "hidden": 384, "heads": 6, "vocab": 512}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
 
@@ -96,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp bench`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     verbs = parser.add_subparsers(
-        dest="what", required=True, metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|machine"
+        dest="what",
+        required=True,
+        metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|axes|machine",
     )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
@@ -112,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_replicas(add("replicas", "data-parallel steps against ranks by themselves", _REPLICAS))
     _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
     _add_pipeline(add("pipeline", "pipeline schedules against what their bubbles allow", _PIPELINE))
+    _add_axes(add("axes", "all ranks along one axis, beside what the bytes say", _AXES))
     _add_machine(add("machine", "a machine in numbers, as the file that mpitp plan reads", _MACHINE))
 
 
@@ -271,11 +281,26 @@ def _add_machine(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_axes(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="gpt2", help="default gpt2")
+    add_size_arguments(sub, _AXES_SIZES)
+    sub.add_argument("--batch", type=int, default=2, metavar="N", help="sequences a microbatch; default 2")
+    sub.add_argument("--seq", type=int, default=128, metavar="N", help="tokens a sequence; default 128")
+    sub.add_argument("--microbatches", type=int, default=8, metavar="N", help="of a step; default 8")
+    sub.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds to time; default 5")
+    sub.add_argument("--against", choices=("torch",), help="also PyTorch over gloo, in turn with ours")
+    sub.add_argument(
+        "--peer-python", type=path_option, metavar="PYTHON", help="the Python that has torch (with --against)"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
     from mpitp.backend.threads import limit_blas_threads
-    from mpitp.bench import allreduce, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
+    from mpitp.bench import (
+        allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train,
+    )  # fmt: skip
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
@@ -283,7 +308,7 @@ def run(args: argparse.Namespace) -> int:
 
     programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
     programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
-    programs["machine"] = measure_machine
+    programs |= {"axes": axes, "machine": measure_machine}
     program = programs[args.what]
     group = join_ranks()
     folder = args.model if args.what in ("decode", "serve") else None
@@ -349,8 +374,10 @@ def _check(args: argparse.Namespace) -> None:
         positive(args, "texts", "prompt", "tokens", "rounds")
         return
     positive(args, "batch")
-    if args.what in ("replicas", "pipeline"):
+    if args.what in ("replicas", "pipeline", "axes"):
         positive(args, "seq", "rounds", "microbatches")
+        if args.what == "axes" and args.against and (not args.peer_python or args.dtype != "float32"):
+            raise UsageError("--against needs --peer-python PYTHON and float32")
         return
     if args.what == "scaling":
         positive(args, "seq", "rounds")

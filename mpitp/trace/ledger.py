@@ -83,6 +83,17 @@ def make_ledger(
     return list(rows.values())
 
 
+def sent_from(traffic: Iterable[Traffic], ranks: int) -> float:
+    """Bytes that the textbook algorithms send from a rank with these collectives, of `ranks` in the job."""
+    return sum(_sent_bytes(entry, ranks) for entry in traffic)
+
+
+def _sent_bytes(entry: Traffic, ranks: int) -> float:
+    if entry.op == "recv":
+        return 0.0
+    return wire_bytes(entry.op, len(entry.members) or ranks, entry.given_bytes, _result_bytes(entry))
+
+
 def _result_bytes(entry: Traffic) -> int:
     """Of an ordered sum: one partial. Elsewhere it isn't needed."""
     return int(np.prod(entry.shape)) * np.dtype(entry.dtype).itemsize if entry.op == "all_reduce_in_order" else 0
