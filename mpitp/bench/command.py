@@ -299,7 +299,16 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from mpitp.backend.threads import limit_blas_threads
     from mpitp.bench import (
-        allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train,
+        allreduce,
+        axes,
+        decode,
+        measure_machine,
+        pipeline,
+        replicas,
+        save,
+        scaling,
+        serve,
+        train,
     )  # fmt: skip
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.checkpoint.load import model_facts
