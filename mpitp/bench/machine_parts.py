@@ -19,7 +19,7 @@ from mpitp.ops.attention import HeadMap, attention_forward
 from mpitp.ops.gelu import gelu_forward
 from mpitp.plan.kept import Sizes
 from mpitp.plan.machine_file import along, product_rate
-from mpitp.plan.work import Both, Work, tiles_of, work_of
+from mpitp.plan.work import Both, Sequences, Work, tiles_of, work_of
 
 FEW, MANY = 2, 6  # blocks of the tiny models
 TINY_TOKENS = 8
@@ -68,7 +68,7 @@ def starts_of_tiny_model(samples: Samples) -> tuple[float, float]:
     block = max((many - few) / (MANY - FEW), LEAST_SECONDS)
     model = _tiny_model(FEW)
     sizes = Sizes.of(Rows.of((TINY_TOKENS,)), model.site, 8)
-    operation = block / starts_of(work_of(model.layers["blocks.0"], sizes, TINY_TOKENS))
+    operation = block / starts_of(work_of(model.layers["blocks.0"], sizes, Sequences(TINY_TOKENS)))
     return operation, max(samples.least("step") - few, LEAST_SECONDS)
 
 
@@ -99,7 +99,7 @@ def exps_per_second(samples: Samples, passes: Rows2, products: Rows2, operation:
 
     count = GELU_SHAPE[0] * GELU_SHAPE[1]
     gelu = samples.least("gelu") - operation - 8 * count / along(passes, 8 * count)
-    area, tiles = tiles_of(CAUSAL, HEAD_ROWS)
+    area, tiles = tiles_of(CAUSAL, Sequences(HEAD_ROWS))
     wide = max(1, round(area / tiles / TILE))
     rates = product_rate(products, TILE, wide, HEAD_WIDTH), product_rate(products, TILE, HEAD_WIDTH, wide)
     flops = 2.0 * TILE * wide * HEAD_WIDTH * tiles

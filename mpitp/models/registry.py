@@ -179,10 +179,10 @@ def abstract_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting
 
 
 def abstract_layers(config: DecoderConfig, site: Site, names: Sequence[str]) -> CausalLM:
-    """Some of the model's layers, in forward order, without memory and with types unchecked: to count what they hold
-    where that is asked thousands of times.
+    """Some of the model's layers, in forward order, without memory, names in files and a look at their types: to count
+    what they hold where that is asked hundreds of times.
     """
-    return _put_together(config, site.abstract(), [(tuple(names), site.batch_type)])
+    return _put_together(config, site.abstract(), [(tuple(names), site.batch_type)], pieces={})
 
 
 def new_model(config: DecoderConfig, site: Site, *, seed: int, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008
@@ -243,16 +243,21 @@ def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> list[tuple[t
 
 
 def _put_together(
-    config: DecoderConfig, site: Site, chosen: Sequence[tuple[tuple[str, ...], ArrayType]] = ()
+    config: DecoderConfig,
+    site: Site,
+    chosen: Sequence[tuple[tuple[str, ...], ArrayType]] = (),
+    pieces: dict[tuple[str, str], HfPiece] | None = None,
 ) -> CausalLM:
-    """The chosen layers, chunk by chunk; all of them in one, unless told otherwise."""
+    """The chosen layers, chunk by chunk; all of them in one, unless told otherwise. `pieces`: their names in files."""
     kind, build = MODEL_TYPES[config.model_type], Builder(site, config.init_std, config.grouping)
     vocab = site.share(config.vocab_size)
     has_embedding = not chosen or EMBEDDING in chosen[0][0]
     makers = _makers(config, build, vocab, has_embedding)
     chunks = [Chunk(own, incoming, HEAD in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
     layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
-    names = HfNames(tensor_names(config), kind.ignorable_tensors, TIED if config.tied else {})
+    names = HfNames(
+        tensor_names(config) if pieces is None else pieces, kind.ignorable_tensors, TIED if config.tied else {}
+    )
     return CausalLM(config, site, layers, build.loss(vocab), names, chunks)
 
 

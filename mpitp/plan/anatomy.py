@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from mpitp.backend.precision import is_half, wide_dtype
 from mpitp.comm.mesh import abstract_mesh
 from mpitp.layers.attention import AttentionHeads, SelfAttention
 from mpitp.layers.layer import Layer, walk
@@ -28,7 +29,7 @@ from mpitp.models.registry import abstract_layers, abstract_model
 from mpitp.plan.kept import INDEX_BYTES, Sizes, kept_again, kept_of, put_off
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.sums import Behind, Span, Waits, waits_of
-from mpitp.plan.work import Both, Seconds, Work, loss_work, seconds_of, work_of
+from mpitp.plan.work import Both, Seconds, Sequences, Work, loss_work, seconds_of, work_of
 
 
 class Of(IntEnum):
@@ -93,9 +94,18 @@ class Anatomy:
         places = [place for place, name in enumerate(self.names) if name.startswith("blocks.")]
         self.blocks = range(places[0], places[-1] + 1)
         self.layers = cache(self._layers)
+        self.sizes = cache(self._sizes)
+        self.one_sequence = cache(self._one_sequence)
+        self.rows = cache(self._rows)
         self.passes = cache(self._passes)
+        self.totals = cache(self._totals)
         self.weights = cache(self._weights)
         self.kinds_of_rank = cache(self._kinds_of_rank)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether weights have 16 bits."""
+        return is_half(np.dtype(self.facts.dtype))
 
     def _kinds_of_rank(self, tp: int) -> list[int]:
         """One rank of tp of each kind: ranks with as many heads, KV heads, FFN columns and words do the same."""
@@ -119,23 +129,39 @@ class Anatomy:
                 again.layers[name] = wrap(0, again.layers[name])
         return plain, again
 
-    def sizes(self, cut: Cut, model: CausalLM) -> Sizes:
-        """Rows and bytes of a microbatch."""
-        rows = Rows.of((self.facts.seq_len,) * cut.micro)
-        return Sizes.of(rows, model.site, self.facts.decoder.hidden_size)
+    def _sizes(self, cut: Cut, rank: int) -> Sizes:
+        """Rows and bytes of a microbatch: those of one sequence, so often."""
+        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        one = self.one_sequence(cut.cp)
+        own = cut.micro * one
+        shard = len(model.site.token_share(own))
+        item, wide = model.dtype.itemsize, wide_dtype(model.dtype).itemsize
+        is_gathered = model.site.sequence_parallel and cut.tp > 1
+        hidden = self.facts.decoder.hidden_size
+        return Sizes(own, shard, cut.micro * self.facts.seq_len, hidden, item, wide, is_gathered)
+
+    def _one_sequence(self, cp: int) -> int:
+        """Rows of a sequence on the first rank of cp."""
+        rows = Rows.of((self.facts.seq_len,))
+        return rows.cut(0, cp).num_tokens if cp > 1 else rows.num_tokens
 
     def tables(self, cut: Cut, rank: int) -> dict[Rotary, int]:
         """Bytes of the tables of each way in which heads turn."""
         model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
-        s = self.sizes(cut, model)
+        s = self.sizes(cut, rank)
         found = {x.rotary for _, x in walk(model.layers) if isinstance(x, AttentionHeads) and x.rotary}
         return {rotary: 2 * s.rows * (rotary.width // 2) * s.wide for rotary in found}
 
     def _passes(self, cut: Cut, rank: int, recompute: str) -> np.ndarray:
         """[layers, len(Of)] of a microbatch."""
         modes = [self._mode(place, recompute) for place in range(len(self.names))]
-        made = {mode: self._rows(cut, rank, mode) for mode in dict.fromkeys(modes)}
+        made = {mode: self.rows(cut, rank, mode) for mode in dict.fromkeys(modes)}
         return np.array([made[mode][self.like[name]] for mode, name in zip(modes, self.names, strict=True)])
+
+    def _totals(self, cut: Cut, recompute: str) -> np.ndarray:
+        """[1, len(Of)]: all layers together, on the rank of tp with most of everything."""
+        kinds = self.kinds_of_rank(cut.tp)
+        return np.maximum.reduce([self.passes(cut, kind, recompute) for kind in kinds]).sum(axis=0, keepdims=True)
 
     def _mode(self, place: int, recompute: str) -> str:
         """What of a layer is computed again: none, attention or full of it."""
@@ -148,12 +174,13 @@ class Anatomy:
     def _rows(self, cut: Cut, rank: int, mode: str) -> dict[str, np.ndarray]:
         """A row for each layer that differs."""
         plain, again = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
-        case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, plain))
+        case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, rank))
+        if mode == "none":
+            return {name: case.row(name, layer, layer, None) for name, layer in plain.layers.items()}
         rows = {}
-        for name, layer in plain.layers.items():
-            is_block = name.startswith("blocks.")
-            held = {"full": Recompute(layer), "attention": again.layers[name]}.get(mode, layer) if is_block else layer
-            rerun = {"full": layer, "attention": _attention_of(layer)}.get(mode) if is_block else None
+        for name, layer in ((name, layer) for name, layer in plain.layers.items() if name.startswith("blocks.")):
+            is_full = mode == "full"
+            held, rerun = (Recompute(layer), layer) if is_full else (again.layers[name], _attention_of(layer))
             rows[name] = case.row(name, layer, held, rerun)
         return rows
 
@@ -174,10 +201,15 @@ class _Case:
     cut: Cut
     sizes: Sizes
 
+    @property
+    def of(self) -> Sequences:
+        """The sequences, as attention takes them."""
+        return Sequences.on(self.machine, self.facts.seq_len)
+
     def row(self, name: str, layer: Layer, held: Layer, rerun: Layer | None) -> np.ndarray:
         """`held`: the layer as it is wrapped to keep less; `rerun`: what of it backward runs again."""
         s, row = self.sizes, np.zeros(len(Of))
-        work = work_of(layer, s, self.facts.seq_len)
+        work = work_of(layer, s, self.of)
         row[Of.KEPT], row[Of.PUT_OFF], row[Of.KEPT_AGAIN] = kept_of(held, s), put_off(layer, s), kept_again(held, s)
         if name == HEAD:
             loss, kept = self._loss()
@@ -186,7 +218,7 @@ class _Case:
         row[Of.FORWARD : Of.WEIGHT_GRAD + 1] = [part.total for part in parts]
         row[Of.PRODUCTS] = sum(part.products for part in parts)
         if rerun is not None:
-            row[Of.AGAIN] = self._seconds(work_of(rerun, s, self.facts.seq_len).forward).total
+            row[Of.AGAIN] = self._seconds(work_of(rerun, s, self.of).forward).total
         for axis, first in (("tp", Of.TP), ("cp", Of.CP)):
             own = self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
             again = self._waits({name: rerun}, axis).forward if rerun is not None else 0.0
@@ -211,10 +243,15 @@ class _Case:
             return total
         for _, layer in walk(layers):
             if layer.sends():
-                work = work_of(layer, self.sizes, self.facts.seq_len)
-                behind = Behind(self._seconds(work.forward).products, self._seconds(work.weight_grad).products)
-                total += waits_of(layer, axis, span, self.sizes, behind, self.machine)
+                total += waits_of(layer, axis, span, self.sizes, self._behind(layer, span), self.machine)
         return total
+
+    def _behind(self, layer: Layer, span: Span) -> Behind:
+        """The layer's own products, where any sum runs behind products."""
+        if not self.machine.overlap(span.nodes):
+            return Behind(0.0, 0.0)
+        work = work_of(layer, self.sizes, self.of)
+        return Behind(self._seconds(work.forward).products, self._seconds(work.weight_grad).products)
 
 
 def _held(params: list[Param], replicas: int) -> np.ndarray:

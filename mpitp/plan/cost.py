@@ -6,9 +6,9 @@ r"""The cost of a layout: seconds of a step by part, and bytes a rank. A pure fu
             + gradient norm, optimizer, and with ZeRO the new weights
 
 m is that of the replica with most of the step's microbatches. With one stage the pipeline is m (F + I + W). With
-several it is what `simulate` finds for the schedule's own lists, each stage with its own times; a long step is one of
-few microbatches and as many more as the pace between two of them says. The parts told are those of the dearest stage,
-and the bubble is the rest of the pipeline's length.
+several it is what `simulate` finds for the schedule's own lists, each stage with its own times; for long steps, and
+where thousands of layouts are looked at, what `pipeline_form` says. The parts told are those of the dearest stage, and
+the bubble is the rest of the pipeline's length.
 
 Sums over replicas start behind the last microbatch's backward, bucket by bucket (`optim/reduction.py`), so that as much
 of them is hidden as that backward lasts and the machine moves on behind products; a pipeline tells when all is done,
@@ -20,13 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from mpitp.backend.precision import is_half
 from mpitp.models.stages import Costs
-from mpitp.pipeline.schedules import make_schedule
+from mpitp.pipeline.schedules import make_schedule, most_in_flight
 from mpitp.pipeline.simulate import Durations, simulate
 from mpitp.plan.anatomy import Anatomy, Cut, Held, Of
 from mpitp.plan.balance import balanced
@@ -36,7 +34,7 @@ from mpitp.plan.sums import Span
 
 ADAMW_TOUCHES = 7  # arrays of the size of the weights: w, m and v read and written, the gradient read
 STARTS_OF_PARAM = 6  # operations of the norm and the update on each parameter
-ROUNDS, SIMULATED = 3, 32  # microbatches of each stage, and in all, after which a pipeline has its pace
+MOST_SIMULATED = 2048  # passes through a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +89,11 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
     layout = stages.layout
     count = step.microbatches(layout)
     rows = stages.per_stage(stages.passes)
-    total, forward, weight_grad = _times(rows)
-    over = [_over_replicas(anatomy, step, stages, stage, count) for stage in range(layout.pp)]
+    total, _, _ = times_of(rows)
+    over = [over_replicas(anatomy, step, stages, stage, (layout.zero, count)) for stage in range(layout.pp)]
     extra = np.array([each.of_microbatch for each in over])
-    length = _length(
-        anatomy, layout, count, (forward + extra / 2, total - forward - weight_grad + extra / 2, weight_grad)
-    )
+    durations = stage_durations(anatomy, layout, rows, extra)
+    length = pipeline_seconds(layout.schedule, layout.chunks, count, durations)
     dearest = int(np.argmax(total + extra))
     last = max(range(layout.pp), key=lambda stage: over[stage].of_step)
     parts = _parts(rows[dearest], count) | {
@@ -133,7 +130,7 @@ def _largest(tables: Sequence[np.ndarray]) -> np.ndarray:
 def _dealt(anatomy: Anatomy, layout: Layout, passes: np.ndarray) -> Layout:
     from dataclasses import replace
 
-    seconds = _times(passes)[0]
+    seconds = times_of(passes)[0]
     blocks = anatomy.blocks
     costs = Costs(
         float(seconds[: blocks.start].sum()),
@@ -159,7 +156,7 @@ def _weights_of(anatomy: Anatomy, layout: Layout, weights: np.ndarray, starts: S
     return rows
 
 
-def _times(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def times_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds of a microbatch: all, its forward, its weight gradients."""
     forward = rows[:, Of.FORWARD] + rows[:, Of.TP_FORWARD] + rows[:, Of.CP_FORWARD]
     columns = (Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN, Of.TP, Of.CP)
@@ -180,7 +177,7 @@ def _parts(row: np.ndarray, count: int) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OverReplicas:
+class OverReplicas:
     """Seconds of a stage: what replicas wait for in each microbatch and behind all, hidden; norm and update."""
 
     of_microbatch: float
@@ -190,11 +187,13 @@ class _OverReplicas:
 
     @property
     def of_step(self) -> float:
+        """Behind all microbatches."""
         return self.waited + self.optimizer
 
 
-def _over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, count: int) -> _OverReplicas:
-    layout, machine = stages.layout, anatomy.machine
+def over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, how: tuple[int, int]) -> OverReplicas:
+    """Of a stage; `how`: with which level of ZeRO, and its microbatches."""
+    layout, machine, (zero, count) = stages.layout, anatomy.machine, how
     row, passes = stages.per_stage(stages.weights)[stage], stages.per_stage(stages.passes)[stage]
     stored, wide = float(row[Held.STORED]), float(row[Held.WIDE])
     span = Span.of(layout.replicas, layout.tp, machine.machine.ranks_per_node)
@@ -203,35 +202,31 @@ def _over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, cou
         calls = max(1, math.ceil(num_bytes / step.bucket_bytes))
         return calls * machine.sum_seconds(num_bytes / calls, span.in_node, span.nodes, share)
 
-    own_wide = row[Held.OWN_WIDE] if layout.zero else wide
-    own_stored = row[Held.OWN_STORED] if layout.zero else stored
-    touched = ADAMW_TOUCHES * own_wide + (own_stored if is_half(np.dtype(anatomy.facts.dtype)) else 0.0)
+    own_wide = row[Held.OWN_WIDE] if zero else wide
+    own_stored = row[Held.OWN_STORED] if zero else stored
+    touched = ADAMW_TOUCHES * own_wide + (own_stored if anatomy.is_half else 0.0)
     compute = machine.compute
     optimizer = touched / compute.optimizer_bytes_per_second + compute.pass_seconds(own_wide)
     optimizer += STARTS_OF_PARAM * row[Held.COUNT] * compute.operation_seconds
     if span.size == 1:
-        return _OverReplicas(0.0, 0.0, 0.0, float(optimizer))
-    if layout.zero == 3:
-        return _OverReplicas(2 * seconds(stored, 0.5) + seconds(wide, 0.5), 0.0, 0.0, float(optimizer))
-    gather = seconds(stored, 0.5) if layout.zero else 0.0
-    scatter = seconds(wide, 0.5 if layout.zero else 1.0)
+        return OverReplicas(0.0, 0.0, 0.0, float(optimizer))
+    if zero == 3:
+        return OverReplicas(2 * seconds(stored, 0.5) + seconds(wide, 0.5), 0.0, 0.0, float(optimizer))
+    gather = seconds(stored, 0.5) if zero else 0.0
+    scatter = seconds(wide, 0.5 if zero else 1.0)
     backward = float(passes[[Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN]].sum()) if layout.pp == 1 else 0.0
     hidden = min(machine.overlap(span.nodes) * scatter, backward)
-    if layout.zero == 2 and layout.pp == 1:
-        return _OverReplicas(scatter - hidden, gather, count * hidden, float(optimizer))
-    return _OverReplicas(0.0, scatter - hidden + gather, hidden, float(optimizer))
+    if zero == 2 and layout.pp == 1:
+        return OverReplicas(scatter - hidden, gather, count * hidden, float(optimizer))
+    return OverReplicas(0.0, scatter - hidden + gather, hidden, float(optimizer))
 
 
-def _length(anatomy: Anatomy, layout: Layout, count: int, times: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
-    """Seconds of m microbatches through all stages; `times`: of each stage forward, input gradients, weight ones."""
-    forward, input_grad, weight_grad = times
-    if layout.pp == 1:
-        return count * float(sum(part[0] for part in times))
-    send = message_seconds(anatomy, layout)
-    durations = tuple(
-        Durations(float(f), float(i), float(w), send) for f, i, w in zip(forward, input_grad, weight_grad, strict=True)
-    )
-    return pipeline_seconds(layout.schedule, layout.chunks, count, durations)
+def stage_durations(anatomy: Anatomy, layout: Layout, rows: np.ndarray, extra: np.ndarray) -> list[Durations]:
+    """Of a microbatch on each stage; `extra`: seconds of each that replicas wait for."""
+    total, forward, weight_grad = times_of(rows)
+    send = message_seconds(anatomy, layout) if layout.pp > 1 else 0.0
+    each = zip(forward + extra / 2, total - forward - weight_grad + extra / 2, weight_grad, strict=True)
+    return [Durations(float(f), float(i), float(w), send) for f, i, w in each]
 
 
 def message_seconds(anatomy: Anatomy, layout: Layout) -> float:
@@ -243,31 +238,33 @@ def message_seconds(anatomy: Anatomy, layout: Layout) -> float:
     return machine.send(num_bytes, is_wide=Span.of(layout.pp, stride, machine.machine.ranks_per_node).nodes > 1)
 
 
-@lru_cache(maxsize=1 << 12)
-def pipeline_seconds(schedule: str, chunks: int, count: int, durations: tuple[Durations, ...]) -> float:
-    """Until the last stage is done."""
-    stages = len(durations)
-
-    def length(microbatches: int) -> float:
-        return simulate(make_schedule(schedule, stages, microbatches, chunks), durations).length
-
-    few = max(ROUNDS, math.ceil(SIMULATED / stages)) * stages
-    more = few + stages
-    if count <= more:
-        return length(count)
-    shortest = length(few)
-    going_on = shortest + (count - few) * (length(more) - shortest) / stages
-    return max(going_on, least_pipeline_seconds(schedule, chunks, count, durations))
+def pipeline_seconds(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:
+    """Until the last stage is done: as `simulate` finds, or for long steps as the closed form says."""
+    if len(durations) * chunks * count > MOST_SIMULATED:
+        return pipeline_form(schedule, chunks, count, durations)
+    return simulate(make_schedule(schedule, len(durations), count, chunks), durations).length
 
 
-def least_pipeline_seconds(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:
-    """What no list of the schedule is below: each stage's own work, behind what reaches it first and what its last
-    result must still go through.
+def pipeline_form(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:
+    """The same in closed form. With T_d = F + I + W of stage d, e of a message, v chunks, m microbatches:
 
-    max over stages d of   m T_d + sum over s < d of T_s / v         (F_s alone with `zb`, whose weight gradients wait)
+        max over d of   sum over s < d of (through_s / v + 2 e)   +   max(m T_d, m loop_d / k_d)
+
+    A stage has m T_d to do behind what must come through the stages before it and go back through them: T_s, or with
+    `zb`, whose weight gradients fill the gap, max(I - W, 0, I - F) + F. And the k_d microbatches that it holds at most
+    go round through all stages behind it before as many more can: loop_d of their times (without W with `zb`) and
+    messages. Exact for equal stages and messages that take no time.
     """
-    before = best = 0.0
-    for each in durations:
-        best = max(best, count * each.total + before)
-        before += (each.forward if schedule == "zb" else each.total) / chunks
-    return best
+    split, stages, send = schedule == "zb", len(durations), durations[0].send
+    total = np.array([each.total for each in durations])
+    forward = np.array([each.forward for each in durations])
+    input_grad = np.array([each.input_grad for each in durations])
+    weight_grad = total - forward - input_grad
+    idle = np.maximum(forward + input_grad - weight_grad, np.maximum(forward, input_grad))
+    through = (idle if split else total) / chunks + 2 * send
+    behind = np.arange(stages)[::-1]
+    round_trip = np.cumsum((forward + input_grad if split else total)[::-1])[::-1] / chunks
+    loop = round_trip + total.sum() * (chunks - 1) / chunks + 2 * (behind + (chunks - 1) * stages) * send
+    held = np.array(most_in_flight("1f1b" if split else schedule, stages, count, chunks)) / chunks
+    own = np.maximum(count * total, count / held * loop)
+    return float((np.cumsum(through) - through + own).max())

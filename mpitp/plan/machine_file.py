@@ -34,7 +34,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpitp.config import AT_LEAST_1, DTYPES, NOT_EMPTY, Rule, Section, Table, key, make_section
+from mpitp.config import AT_LEAST_1, DTYPES, NOT_EMPTY, Rule, Section, Table, key, make_section, one_of
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import read_regular, replace_file
 from mpitp.text import decode_text
@@ -74,6 +74,7 @@ class MachineSection(Section):
     ranks_per_node: int = key("ranks that run on one node", rule=AT_LEAST_1)
     cores_per_node: int = key("cores of one node", rule=AT_LEAST_1)
     memory_bytes: float = key("bytes that one rank has for its arrays", rule=between(1 << 20, 1e15))
+    device: str = key("where arrays live", "cpu", one_of("cpu", "gpu"))
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitp.backend.precision import is_half
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.layer import walk
-from mpitp.pipeline.actions import Kind
+from mpitp.pipeline.actions import Action, Kind
 from mpitp.pipeline.schedules import make_schedule, most_in_flight
 from mpitp.plan.anatomy import Anatomy, Cut, Held, Of
 
@@ -56,22 +56,26 @@ def stage_memory(anatomy: Anatomy, bucket_bytes: int, stages: Stages, count: int
 
 def _of_stage(anatomy: Anatomy, bucket_bytes: int, stages: Stages, stage: int, kind: int, count: int) -> Memory:
     layout = stages.layout
-    row = stages.per_stage(stages.weights)[stage]
-    stored, wide = float(row[Held.STORED]), float(row[Held.WIDE])
-    own_stored, own_wide = float(row[Held.OWN_STORED]), float(row[Held.OWN_WIDE])
-    states = own_wide if layout.zero else wide
-    masters = states if is_half(np.dtype(anatomy.facts.dtype)) else 0.0
+    row = stages.per_stage(stages.weights)[stage : stage + 1]
     parts = range(stage, layout.pp * layout.chunks, layout.pp)
     passes = anatomy.passes(Cut(layout.tp, layout.cp, layout.sequence_parallel, layout.micro), kind, layout.recompute)
     again = max(float(passes[stages.starts[part] : stages.starts[part + 1], Of.KEPT_AGAIN].max()) for part in parts)
+    weights, grads, states = map(float, states_of(row, layout.zero, is_half=anatomy.is_half)[:, 0])
     return Memory(
-        own_stored if layout.zero == 3 else stored,
-        own_wide if layout.zero >= 2 else wide,
-        2 * states + masters,
+        weights,
+        grads,
+        states,
         _activations(anatomy, stages, stage, kind, count),
         again,
         _buffers(anatomy, bucket_bytes, stages, parts, kind) if layout.replicas > 1 else 0.0,
     )
+
+
+def states_of(rows: np.ndarray, zero: int, *, is_half: bool) -> np.ndarray:
+    """[3, stages]: bytes of weights, gradients and optimizer of some stages."""
+    stored = rows[:, Held.OWN_STORED if zero == 3 else Held.STORED]
+    grads = rows[:, Held.OWN_WIDE if zero >= 2 else Held.WIDE]
+    return np.array([stored, grads, (2 + is_half) * rows[:, Held.OWN_WIDE if zero else Held.WIDE]])
 
 
 def _activations(anatomy: Anatomy, stages: Stages, stage: int, kind: int, count: int) -> float:
@@ -82,7 +86,7 @@ def _activations(anatomy: Anatomy, stages: Stages, stage: int, kind: int, count:
         return float(full[0])
     left = stages.passes[parts, Of.PUT_OFF]
     held = heights(layout.schedule, layout.pp, count, layout.chunks)[stage]
-    return float(max(counts @ np.concatenate([full, left]) for counts in held))
+    return float((held @ np.concatenate([full, left])).max())
 
 
 def _tables(anatomy: Anatomy, stages: Stages, part: int, kind: int) -> float:
@@ -110,31 +114,24 @@ def _buffers(anatomy: Anatomy, bucket_bytes: int, stages: Stages, parts: range, 
 
 
 @lru_cache(maxsize=1 << 10)
-def heights(schedule: str, stages: int, microbatches: int, chunks: int) -> list[list[np.ndarray]]:
-    """For each stage, the passes that are held at a time: of each chunk whole ones, then of each those of which only
-    weight gradients are left to do. All that no other holds more than.
+def heights(schedule: str, stages: int, microbatches: int, chunks: int) -> list[np.ndarray]:
+    """For each stage, what is held at one time or another: rows of the passes of each chunk that are whole, then of
+    those of which only weight gradients are left to do.
     """
     if schedule in ("gpipe", "1f1b"):
-        return [[np.array([held, 0.0])] for held in most_in_flight(schedule, stages, microbatches)]
+        return [np.array([[held, 0.0]]) for held in most_in_flight(schedule, stages, microbatches)]
     few = min(microbatches, (2 + chunks) * stages)  # from then on it goes round
     return [_heights_of(own, chunks) for own in make_schedule(schedule, stages, few, chunks)]
 
 
-def _heights_of(actions: Any, chunks: int) -> list[np.ndarray]:
+def _heights_of(actions: Iterable[Action], chunks: int) -> np.ndarray:
     held, seen = [0] * (2 * chunks), set()
     for action in actions:
         whole, rest = action.chunk, chunks + action.chunk
-        if action.kind is Kind.FORWARD:
-            held[whole] += 1
-            seen.add(tuple(held))
-        elif action.kind is Kind.WEIGHT_GRAD:
+        if action.kind is Kind.WEIGHT_GRAD:
             held[rest] -= 1
         else:
-            held[whole] -= 1
+            held[whole] += 1 if action.kind is Kind.FORWARD else -1
             held[rest] += action.kind is Kind.INPUT_GRAD
             seen.add(tuple(held))
-    return [np.array(one, float) for one in seen if not any(_above(other, one) for other in seen)]
-
-
-def _above(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
-    return other != one and all(x >= y for x, y in zip(other, one, strict=True))
+    return np.array(list(seen), float)

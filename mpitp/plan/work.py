@@ -15,8 +15,7 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 | a lookup         |                               | 2 t h s; backward 2 t h s             |              |
 | loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
 
-The scores of a tile stay in a cache. Attention computes tiles of `TILE` queries by the keys that they see, on a machine
-whose arrays live on a device of `DEVICE_TILE`.
+The scores of a tile stay in a cache. A tile is some queries by the keys that they see (`ops/sight.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.param import Param
 from mpitp.layers.scale import Scale, SoftCap
-from mpitp.ops.sight import LONG_TILE, TILE, Band, Sight
+from mpitp.ops.sight import DEVICE_LONG_TILE, DEVICE_TILE, LONG_TILE, TILE, Band, Sight
 from mpitp.plan.kept import Sizes
 from mpitp.plan.machine_file import Machine
 
@@ -108,8 +107,22 @@ def seconds_of(work: Work, machine: Machine, dtype: str) -> Seconds:
     return Seconds(products, passes + work.exps / compute.exps_per_second + work.starts * start)
 
 
-def work_of(layer: Layer | Param, s: Sizes, length: int) -> Both:
-    """Of a layer with all inside it, over `s.rows` rows of sequences of `length`."""
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Tokens of each, and in what tiles attention takes them: queries, keys at most."""
+
+    length: int
+    tile: tuple[int, int] = (TILE, LONG_TILE)
+
+    @classmethod
+    def on(cls, machine: Machine, length: int) -> Sequences:
+        """As attention takes them on its arrays."""
+        is_device = machine.machine.device == "gpu"
+        return cls(length, (DEVICE_TILE, DEVICE_LONG_TILE) if is_device else (TILE, LONG_TILE))
+
+
+def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
+    """Of a layer with all inside it, over `s.rows` rows of sequences."""
     if isinstance(layer, Param):
         return Both()
     layer = unwrapped(layer)
@@ -117,9 +130,9 @@ def work_of(layer: Layer | Param, s: Sizes, length: int) -> Both:
         case ColumnParallelLinear() | RowParallelLinear():
             return _linear(layer, s)
         case AttentionHeads():
-            return _heads(layer, s, length)
+            return _heads(layer, s, of)
         case MLP():
-            return _mlp(layer, s, length)
+            return _mlp(layer, s, of)
         case LayerNorm() | RMSNorm():
             row = s.shard * s.hidden * s.item
             return Both(Work(passes=(2 * row,)), Work(passes=(3 * row,)))
@@ -138,7 +151,7 @@ def work_of(layer: Layer | Param, s: Sizes, length: int) -> Both:
             return Both(once, once)
         case SoftCap():
             return Both()  # with the loss, which knows how wide logits are
-    inside = sum_of(work_of(child, s, length) for child in layer.children().values())
+    inside = sum_of(work_of(child, s, of) for child in layer.children().values())
     return inside + _joins(layer, s)
 
 
@@ -167,23 +180,23 @@ def _linear(layer: ColumnParallelLinear | RowParallelLinear, s: Sizes) -> Both:
     )
 
 
-def _mlp(layer: MLP, s: Sizes, length: int) -> Both:
+def _mlp(layer: MLP, s: Sizes, of: Sequences) -> Both:
     taken, given = layer.up.product.shape[0], layer.down.product.shape[1]
     row = s.rows * s.item
     activation = Both(
         Work(passes=((taken + given) * row,), exps=s.rows * given),
         Work(passes=((2 * taken + given) * row,), exps=s.rows * given),
     )
-    return work_of(layer.up, s, length) + activation + work_of(layer.down, s, length)
+    return work_of(layer.up, s, of) + activation + work_of(layer.down, s, of)
 
 
-def _heads(layer: AttentionHeads, s: Sizes, length: int) -> Both:
+def _heads(layer: AttentionHeads, s: Sizes, of: Sequences) -> Both:
     a, g, d = layer.heads.query.size, len(layer.heads.kv), layer.head_dim
     group_size = 1 if isinstance(layer.keys, OwnKeys) else s.whole / max(s.rows, 1)  # ranks that share the scores
-    area, tiles = tiles_of(layer.sight, length)
-    heads = a * (s.whole // length) / group_size
-    wide = max(1, round(area / max(tiles, 1) / min(TILE, length)))  # keys of a tile
-    tall = min(TILE, length)
+    area, tiles = tiles_of(layer.sight, of)
+    heads = a * (s.whole // of.length) / group_size
+    tall = min(of.tile[0], of.length)
+    wide = max(1, round(area / max(tiles, 1) / tall))  # keys of a tile
     turned = 2 * s.rows * (a + g) * d * s.item if layer.rotary else 0
     exchanged = 2 * s.rows * (2 * a + 2 * g) * d * s.item if isinstance(layer.keys, HeadsKeys) else 0
     forward, backward = (count * heads * tiles for count in STARTS_OF_TILE)
@@ -204,17 +217,18 @@ def _heads(layer: AttentionHeads, s: Sizes, length: int) -> Both:
     )
 
 
-def tiles_of(sight: Sight, length: int) -> tuple[int, int]:
+def tiles_of(sight: Sight, of: Sequences) -> tuple[int, int]:
     """Elements of scores of a head over one sequence, and the tiles that they come in."""
     band = sight if isinstance(sight, Band) else Band()
+    length, (tall, wide) = of.length, of.tile
     behind = length if band.behind is None else band.behind
     ahead = length if band.ahead is None else band.ahead
     area = tiles = 0
-    for first in range(0, length, TILE):
-        stop = min(first + TILE, length)
+    for first in range(0, length, tall):
+        stop = min(first + tall, length)
         keys = min(length, stop + ahead) - max(0, first - behind)
         area += (stop - first) * keys
-        tiles += -(-keys // LONG_TILE)
+        tiles += -(-keys // wide)
     return area, tiles
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mpitp.pipeline.schedules import make_schedule
 from mpitp.pipeline.simulate import Durations, simulate
-from mpitp.plan.cost import Step, cost_of, least_pipeline_seconds, pipeline_seconds
+from mpitp.plan.cost import Step, cost_of, pipeline_form, pipeline_seconds
 from mpitp.plan.layout import Layout, layout_of
 from mpitp.plan.memory_command import run_memory
 from tests.plan.cases import anatomy_of, run_of
@@ -60,16 +59,13 @@ def test_more_of_a_kind_costs_less_where_it_must() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb", 1), ("interleaved", 3)])
-@pytest.mark.parametrize("send", [0.0, 0.3])
-def test_a_pipelines_length_is_the_simulated_one_and_above_its_bound(schedule: str, chunks: int, send: float) -> None:
-    base = (Durations(1.0, 1.5, 0.8, send), Durations(1.2, 1.4, 0.9, send), Durations(0.7, 1.0, 1.3, send))
-    for durations in (base, base[::-1], (base[0],) * 3):
-        for count in (3, 6, 18, 60):
-            whole = simulate(make_schedule(schedule, 3, count, chunks), durations).length
-            close = pytest.approx(whole) if count < 32 else pytest.approx(whole, rel=0.005)  # by the pace from there on
-            assert pipeline_seconds(schedule, chunks, count, tuple(durations)) == close
-            assert least_pipeline_seconds(schedule, chunks, count, durations) <= whole * (1 + 1e-9)
-    even = replace(base[0], send=0.0)
-    if schedule in ("1f1b", "gpipe"):
-        bound = least_pipeline_seconds(schedule, chunks, 9, [even] * 3)
-        assert bound == pytest.approx(simulate(make_schedule(schedule, 3, 9), even).length)
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_the_closed_form_of_a_pipelines_length(schedule: str, chunks: int, stages: int) -> None:
+    even = Durations(1.0, 1.1, 0.9)
+    uneven = [Durations(1.0 + 0.2 * (s % 2), 1.1, 0.9 + 0.3 * (s == 1), 0.05 / chunks) for s in range(stages)]
+    for count in (stages, 2 * stages, 6 * stages):
+        lists = make_schedule(schedule, stages, count, chunks)
+        assert pipeline_form(schedule, chunks, count, [even] * stages) == pytest.approx(simulate(lists, even).length)
+        whole = simulate(lists, uneven).length
+        assert pipeline_seconds(schedule, chunks, count, uneven) == whole
+        assert pipeline_form(schedule, chunks, count, uneven) == pytest.approx(whole, rel=0.1)
