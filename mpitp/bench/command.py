@@ -309,7 +309,7 @@ def run(args: argparse.Namespace) -> int:
         scaling,
         serve,
         train,
-    )  # fmt: skip
+    )
     from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
