@@ -165,9 +165,9 @@ class TaskSection(Section):
 
     section: ClassVar[str] = "task"
     kind: str = key(
-        "text: the next token; masked: hidden tokens; classification, image: classes",
+        "text: the next token; masked: hidden tokens; classification, image: classes; translation: targets of sources",
         "text",
-        one_of("text", "masked", "classification", "image"),
+        one_of("text", "masked", "classification", "image", "translation"),
     )
     mask_rate: float = key("masked: how many of the tokens are to be told", 0.15, PART)
 

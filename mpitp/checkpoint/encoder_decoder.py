@@ -8,6 +8,8 @@ from pathlib import Path
 from mpitp.checkpoint.hf import load_params
 from mpitp.checkpoint.hf_directory import read_config
 from mpitp.errors import ConfigError
+from mpitp.layers.gathered import deal_weights
+from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
 from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
@@ -15,7 +17,7 @@ from mpitp.models.encoder_decoders import (
     ENCODER_DECODER_TYPES,
     build_encoder_decoder,
     encoder_decoder_config_from_hf,
-    new_encoder_decoder,
+    recompute_both,
 )
 
 
@@ -37,20 +39,35 @@ def load_encoder_decoder(
     """
     config = config or load_encoder_decoder_config(directory)
     model = build_encoder_decoder(config, site)
-    load_params(model, directory, model.ignorable_tensors, ENCODER_DECODER_TYPES[config.model_type].copies(config))
+    _load(model, directory)
     return model
+
+
+def _load(model: EncoderDecoder, directory: str | Path) -> None:
+    copies = ENCODER_DECODER_TYPES[model.config.model_type].copies(model.config)
+    load_params(model, directory, model.ignorable_tensors, copies)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoderSource:
-    """A model from `directory`, or fresh from `seed` where that is None, to be made on any site."""
+    """A model from `directory`, or fresh from `seed` where that is None, to be made on any site.
+
+    `recompute`: which blocks forget (`layers/recompute.py`). `deals_weights`: to the ranks of the axes of data.
+    """
 
     config: EncoderDecoderConfig
     directory: Path | None = None
     seed: int = 0
+    recompute: str = "none"
+    deals_weights: bool = False
 
     def make(self, site: Site) -> EncoderDecoder:
-        """The model on `site`."""
+        """The model on `site`, a collective over its ranks."""
+        model = recompute_both(build_encoder_decoder(self.config, site), self.recompute)
+        if self.deals_weights:
+            deal_weights(model.layers, site.mesh)
         if self.directory is None:
-            return new_encoder_decoder(self.config, site, seed=self.seed)
-        return load_encoder_decoder(self.directory, site, config=self.config)
+            init_params(model.named_params(), self.seed)
+        else:
+            _load(model, self.directory)
+        return model

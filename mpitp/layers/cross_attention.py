@@ -73,14 +73,16 @@ class CrossAttention(Layer):
         return self.q.backward(dq, ctx.q)
 
     def _keys_and_values(self, crossing: Crossing) -> tuple[Array, LinearContext]:
-        """kv [t_source, 2 a/tp * d]; those of a generating pass are made once."""
+        """kv [t_source, 2 a/tp, d], head by head in memory; those of a generating pass are made once."""
         memory = crossing.memory
         assert memory is not None, "the encoder runs before the decoder"
-        if crossing.kept is None:
-            return self.kv.forward(memory)
-        if self not in crossing.kept:
-            crossing.kept[self] = self.kv.forward(memory)[0]
-        return crossing.kept[self], LinearContext(memory)
+        if crossing.kept is not None and self in crossing.kept:
+            return crossing.kept[self], LinearContext(memory)
+        kv, ctx = self.kv.forward(memory)
+        kv = by_head(kv, self.heads.head_dim)
+        if crossing.kept is not None:
+            crossing.kept[self] = kv
+        return kv, ctx
 
     def children(self) -> Mapping[str, Layer]:
         return {"q": self.q, "kv": self.kv, "heads": self.heads, "out": self.out}
@@ -126,9 +128,9 @@ class CrossHeads(Layer):
         return self.attend_backward(dy, ctx)[0]
 
     def attend(self, q: Array, kv: Array, run: Pass) -> tuple[Array, CrossHeadsContext]:
-        """q [t, a/tp * d] and kv [t_source, 2 a/tp * d] -> o [t, a/tp * d]."""
+        """q [t, a/tp * d] and kv [t_source, 2 a/tp, d] -> o [t, a/tp * d]."""
         a, d = self.heads.query.size, self.head_dim
-        q, kv = q.reshape(len(q), a, d), kv.reshape(len(kv), 2 * a, d)
+        q = by_head(q, d)
         o, lse = array_module(q).empty(q.shape, q.dtype), []
         for each, rows, source in _samples(run):
             mask = self.dropout.masks(run, each, self.heads, q)
@@ -140,7 +142,7 @@ class CrossHeads(Layer):
     def attend_backward(self, do: Array, ctx: CrossHeadsContext) -> tuple[Array, Array]:
         """do [t, a/tp * d] -> dq [t, a/tp * d] and dkv [t_source, 2 a/tp * d]."""
         xp, a = array_module(do), self.heads.query.size
-        do = do.reshape(ctx.o.shape)
+        do = by_head(do, self.head_dim)
         dq, dkv = xp.empty(ctx.q.shape, do.dtype), xp.zeros(ctx.kv.shape, do.dtype)
         for i, (each, rows, source) in enumerate(_samples(ctx.run)):
             mask = self.dropout.masks(ctx.run, each, self.heads, do)
@@ -167,6 +169,15 @@ class CrossHeads(Layer):
 
     def _cut(self) -> Cut:
         return Cut.of(self.heads.query.scaled(self.head_dim))
+
+
+def by_head(x: Array, head_dim: int) -> Array:
+    """x [t, n * d] as [t, n, d] whose rows of one head are neighbours in memory: the bits of a product with a single
+    row depend on strides, which then are the same however many heads a rank has.
+    """
+    xp = array_module(x)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim).transpose(1, 0, 2)
+    return xp.ascontiguousarray(heads).transpose(1, 0, 2)
 
 
 def _samples(run: Pass) -> Iterator[tuple[Run, slice, slice]]:

@@ -60,7 +60,7 @@ KEYS = {
 def read_config(raw: Mapping[str, Any]) -> EncoderDecoderConfig:
     """The config of a BART directory. Raises ConfigError for what is missing, unknown or not supported."""
     read = _reader(raw, ARCHITECTURE)
-    facts = _facts(read, start=2)
+    facts = _facts(read, start=2, pad=1)
     return _finished(
         read, EncoderDecoderConfig(**facts, positions=LEARNED, position_offset=OFFSET, embedding_norm=True)
     )
@@ -69,7 +69,7 @@ def read_config(raw: Mapping[str, Any]) -> EncoderDecoderConfig:
 def read_marian_config(raw: Mapping[str, Any]) -> EncoderDecoderConfig:
     """The config of a Marian directory. Raises ConfigError for what is missing, unknown or not supported."""
     read = _reader(raw, MARIAN_ARCHITECTURE)
-    facts = _facts(read, start=None)
+    facts = _facts(read, start=None, pad=None)
     read.expect("decoder_vocab_size", (facts["vocab_size"],), facts["vocab_size"])
     if facts["hidden_size"] % 2:
         raise ConfigError(f"config.json: d_model={facts['hidden_size']} must be even: sines and cosines have half each")
@@ -82,8 +82,8 @@ def _reader(raw: Mapping[str, Any], architecture: str) -> HfConfigReader:
     return read
 
 
-def _facts(read: HfConfigReader, start: int | None) -> dict[str, Any]:
-    """What both say. `start`: the id that targets begin with where the file names none."""
+def _facts(read: HfConfigReader, start: int | None, pad: int | None) -> dict[str, Any]:
+    """What both say. `start`, `pad`: where the file names no id that targets begin with, or that fills gaps."""
     hidden, rate = read.integer("d_model"), read.rate("dropout", 0.1)
     read.expect("tie_word_embeddings", (True,), True)
     is_scaled = read.flag("scale_embedding", False)
@@ -107,7 +107,7 @@ def _facts(read: HfConfigReader, start: int | None) -> dict[str, Any]:
         "start_id": read.integer("decoder_start_token_id", *(() if start is None else (start,))),
         "eos_ids": read.eos_ids(),
         "bos_id": read.bos_id(),
-        "held_id": read.integer("pad_token_id"),
+        "held_id": read.integer("pad_token_id", *(() if pad is None else (pad,))),
         "keys": KEYS,
         "hf": dict(read.raw_as_given),
     }

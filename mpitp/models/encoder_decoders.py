@@ -8,7 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from mpitp.errors import ConfigError
+from mpitp.layers.crossing import OnSource
 from mpitp.layers.init import init_params
+from mpitp.layers.recompute import recomputing
 from mpitp.layers.site import Site
 from mpitp.models import bart, t5
 from mpitp.models.encoder_decoder import EncoderDecoder
@@ -69,7 +71,8 @@ def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] 
         if key in own:
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(f"config.json: unknown key {key!r} for model_type {config.model_type!r}{hint}")
-    return replace(config, hf={**config.hf, "architectures": [kind.architecture]})
+    more = {"decoder_start_token_id": config.start_id, "is_encoder_decoder": True}
+    return replace(config, hf={**config.hf, "architectures": [kind.architecture], **more})
 
 
 def build_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
@@ -85,6 +88,19 @@ def new_encoder_decoder(config: EncoderDecoderConfig, site: Site, *, seed: int) 
     """A model with fresh weights, the same ones at every rank count."""
     model = build_encoder_decoder(config, site)
     init_params(model.named_params(), seed)
+    return model
+
+
+def recompute_both(model: EncoderDecoder, wish: str) -> EncoderDecoder:
+    """The model, its blocks of both sides wrapped as a run file wishes: see `layers/recompute.py`."""
+    wrap = recomputing(wish)
+    for name, layer in model.layers.items():
+        side, is_block, number = name.rpartition("blocks.")
+        if is_block and side:
+            assert isinstance(layer, OnSource)
+            layer.inner = wrap(int(number), layer.inner)
+        elif is_block:
+            model.layers[name] = wrap(int(number), layer)
     return model
 
 

@@ -77,7 +77,7 @@ def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
 
     if config.task.kind != "text":
         raise ConfigError(
-            f"plan memory knows models that continue text, and task.kind = {config.task.kind!r} trains an encoder; "
+            f"plan memory knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
             "leave task out to see a decoder of these sizes"
         )
     data = open_data(config) if Path(config.data.train).exists() else None

@@ -88,7 +88,7 @@ class ClassificationTask(EncoderTask):
         data = config.data
         self.texts = read_labelled(data.train)
         self.valid = None if data.valid is None else read_labelled(data.valid)
-        self.tokenizer = _tokenizer_of(config)
+        self.tokenizer = tokenizer_of(config)
         base = base_config(config, self.tokenizer)
         classes = _classes(base, self.texts)
         self.model_config = with_dropouts(config, base.with_head(CLASSIFICATION, classes))
@@ -244,13 +244,14 @@ def _classes(base: EncoderConfig, texts: LabelledTexts) -> tuple[str, ...]:
     return classes
 
 
-def _tokenizer_of(config: RunConfig) -> Tokenizer:
+def tokenizer_of(config: RunConfig) -> Tokenizer:
+    """The tokenizer of the model to start from, or the one that the run file names."""
     if config.model.from_ is not None:
         return load_tokenizer(config.model.from_)
     if config.data.tokenizer is None:
         raise ConfigError(
-            "labelled texts need a tokenizer: start from a model's directory (model.from), or set data.tokenizer = "
-            '"DIR" or "bytes"'
+            "pairs and labelled texts need a tokenizer: start from a model's directory (model.from), or set "
+            'data.tokenizer = "DIR" or "bytes"'
         )
     return tokenizer_from(config.data.tokenizer)
 

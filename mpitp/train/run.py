@@ -56,6 +56,7 @@ class RunResult:
     valid_loss: float | None
     model_directory: Path
     valid_accuracy: float | None = None  # part of right choices, where the task is one
+    valid_exact: float | None = None  # part of wholly right texts, where there are such
 
 
 def train(
@@ -102,8 +103,9 @@ def train(
 
 def _result(losses: Sequence[float], valid: Any, directory: Path) -> RunResult:
     first_loss, last_loss = (losses[0], losses[-1]) if losses else (None, None)
-    loss, accuracy = (None, None) if valid is None else (valid.loss, valid.accuracy)
-    return RunResult(first_loss, last_loss, loss, directory, accuracy)
+    if valid is None:
+        return RunResult(first_loss, last_loss, None, directory)
+    return RunResult(first_loss, last_loss, valid.loss, directory, valid.accuracy, valid.exact)
 
 
 def _opened(config: RunConfig, world: Group) -> Task:
@@ -212,6 +214,9 @@ class TrainLoop:
             if found.accuracy is not None:
                 record["valid_accuracy"] = found.accuracy
                 told += f", accuracy {found.accuracy:.4f}"
+            if found.exact is not None:
+                record["valid_exact"] = found.exact
+                told += f", exact {found.exact:.4f}"
             self.metrics.say(told)
         if last or is_due or step % self.config.train.log_every == 0:
             self.metrics.log(record)
@@ -261,7 +266,8 @@ def _spoilt(loss: float, step: int) -> str:
 def save(model: NamedModel, task: Task, config: RunConfig, directory: Path, world: Group) -> None:
     """Write the model as a Hugging Face directory together with its tokenizer."""
     source = config.model.from_
-    generation = {**({} if source is None else read_generation_config(source)), **_generation_config(task.model_config)}
+    given = {} if source is None else read_generation_config(source)
+    generation = {**given, **_generation_config(task.model_config), **task.generation_config()}
     documents = Documents(task.model_config.hf, generation or None, task.files)
     save_model(model, directory, world, documents, save_dtype=config.model.save_dtype, overwrite=True)
 

@@ -32,10 +32,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What held-out data came to: the mean loss, and where it is a choice, the part of right ones."""
+    """What held-out data came to: the mean loss, and where it is a choice, the part of right ones; where it is one of
+    whole texts, the part of those that are right from beginning to end.
+    """
 
     loss: float
     accuracy: float | None = None
+    exact: float | None = None
 
 
 class Task(ABC):
@@ -72,7 +75,7 @@ class Task(ABC):
         """How good the model is on held-out batches. A collective over its ranks."""
 
     def generation_config(self) -> dict[str, Any]:
-        """What the saved model's generation_config.json says, {}: there is none."""
+        """What the saved model's generation_config.json says beside the ids that begin and end a text."""
         return {}
 
 

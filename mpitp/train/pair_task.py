@@ -1,0 +1,198 @@
+"""The task of a model with an encoder and a decoder: the target of each source, by teacher forcing.
+
+    encoder       the source
+    decoder       start, t_0, ..., t_(n-2)      learns      t_0, ..., t_(n-1) = end
+
+Held-out pairs tell the mean loss, the part of right tokens, and the part of targets whose every token is right: those
+that greedy generation gives word for word, since it is fed the right tokens then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitp.backend.arrays import to_host
+from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource, load_encoder_decoder_config
+from mpitp.comm.group import Group
+from mpitp.config import DropoutSection, RunConfig
+from mpitp.data.pairs import Pairs, read_pairs
+from mpitp.data.sampler import windows_of
+from mpitp.data.tokenizer import Tokenizer
+from mpitp.errors import ConfigError
+from mpitp.files import read_json
+from mpitp.layers.passes import DropoutState
+from mpitp.layers.rows import Rows
+from mpitp.layers.shards import ranks_along
+from mpitp.layers.site import DATA_AXES
+from mpitp.models.batch import Batch
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig, PairDropouts
+from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf
+from mpitp.models.layered import LayeredModel
+from mpitp.train.deal import Deal
+from mpitp.train.encoder_task import tokenizer_of
+from mpitp.train.setup import num_microbatches
+from mpitp.train.step import TrainStep
+from mpitp.train.task import Judgement, Source, Task
+
+Encoded = list[tuple[list[int], list[int]]]  # ids of source and target
+
+
+class PairTask(Task):
+    """Sources with their targets."""
+
+    model_config: EncoderDecoderConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        _refuse_other_axes(config)
+        self.config, data = config, config.data
+        self.pairs = read_pairs(data.train)
+        self.valid = None if data.valid is None else read_pairs(data.valid)
+        self.tokenizer = tokenizer_of(config)
+        base = base_config(config, self.tokenizer)
+        self.model_config = dataclasses.replace(base, dropouts=_dropouts(base.dropouts, config.model.dropout))
+        if base.max_positions and data.seq_len > base.max_positions:
+            raise ConfigError(
+                f"data.seq_len={data.seq_len} exceeds the model's {base.max_positions} positions; lower it"
+            )
+        self.has_valid, self.files, self.sha256 = self.valid is not None, self.tokenizer.files, self.pairs.sha256
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The pairs to learn from."""
+        return encode(self.tokenizer, self.pairs, self.config.data.seq_len, self.model_config)
+
+    @property
+    def source(self) -> Source:
+        section, train = self.config.model, self.config.train
+        directory = None if section.from_ is None else Path(section.from_)
+        return EncoderDecoderSource(
+            self.model_config, directory, train.seed, train.recompute, deals_weights=self.config.optim.zero == 3
+        )
+
+    def notices(self) -> Sequence[str]:
+        most = self.config.data.seq_len
+        cut = sum(max(map(len, pair)) >= most for pair in self.encoded)
+        notes = [
+            f"{cut} of {len(self.encoded)} pairs have data.seq_len={most} tokens or more; what is behind is cut off"
+        ]
+        return [*self.model_config.notices, *(notes if cut else [])]
+
+    def check(self, world: Group) -> None:
+        """The file has been read whole."""
+
+    def step_batches(self, step: int, deal: Deal) -> list[Batch]:
+        size, micro, seed = self.config.global_batch_size, self.config.train.micro_batch_size, self.config.train.seed
+        state = DropoutState(seed, step) if any(dataclasses.astuple(self.model_config.dropouts)) else None
+        batches = []
+        for number in deal.of(num_microbatches(self.config)):
+            places = range(number * micro, min((number + 1) * micro, size))
+            chosen = windows_of([(step - 1) * size + place for place in places], len(self.encoded), seed)
+            batches.append(pairs_batch([self.encoded[i] for i in chosen], self.model_config.start_id, state, places))
+        return batches
+
+    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+        assert self.valid is not None, "asked for where there is one"
+        micro = self.config.train.micro_batch_size
+        pairs = encode(self.tokenizer, self.valid, self.config.data.seq_len, self.model_config)
+        for number in deal.of(-(-len(pairs) // micro)):
+            yield pairs_batch(pairs[number * micro : (number + 1) * micro], self.model_config.start_id)
+
+    def judge(self, step: TrainStep, batches: Iterable[Batch]) -> Judgement:
+        return judge(step.model, batches)
+
+    def generation_config(self) -> dict[str, Any]:
+        model = self.model_config
+        ids = {"decoder_start_token_id": model.start_id, "pad_token_id": model.hf.get("pad_token_id")}
+        return {key: value for key, value in ids.items() if value is not None}
+
+
+def judge(model: LayeredModel, batches: Iterable[Batch]) -> Judgement:
+    """Mean loss, part of right tokens and part of wholly right targets over all ranks' batches. A collective over the
+    axes of data.
+    """
+    loss, right, tokens, whole, texts = 0.0, 0, 0, 0, 0
+    for batch in batches:
+        logits, _ = model.forward(batch)
+        loss += model.loss_of(logits, batch)[0]
+        is_right = to_host(model.gather_logits(logits)).argmax(axis=1) == batch.targets
+        right, tokens = right + int(is_right.sum()), tokens + len(is_right)
+        whole += sum(bool(is_right[rows].all()) for _, rows in batch.rows.places())
+        texts += len(batch.rows.runs)
+    sums = np.array([loss, right, tokens, whole, texts], np.float64)
+    totals = ranks_along(model.site.mesh, DATA_AXES).all_reduce(sums)
+    if not totals[2]:
+        raise ConfigError("an evaluation without a single target; hold out more data")
+    return Judgement(*(float(x) for x in (totals[0] / totals[2], totals[1] / totals[2], totals[3] / totals[4])))
+
+
+def pairs_batch(pairs: Encoded, start: int, dropout: DropoutState | None = None, places: Sequence[int] = ()) -> Batch:
+    """Pairs of unequal lengths as a batch; `start`: what the decoder is given before the target."""
+    sources, targets = zip(*pairs, strict=True)
+    given = [[start, *target[:-1]] for target in targets]
+    source = Batch(_joined(sources), Rows.of([len(ids) for ids in sources], samples=places))
+    rows = Rows.of([len(ids) for ids in given], samples=places)
+    return Batch(_joined(given), rows, _joined(targets), dropout, source=source)
+
+
+def encode(tokenizer: Tokenizer, pairs: Pairs, most: int, model: EncoderDecoderConfig) -> Encoded:
+    """Token ids of the pairs, each text cut to `most`. A target ends with an end of text; a source does where the
+    tokenizer puts one there.
+    """
+    sources = [tokenizer.shortened(ids, most) for ids in tokenizer.encode_all(pairs.sources)]
+    targets = [_ended(tokenizer.shortened(ids, most), most, model) for ids in tokenizer.encode_all(pairs.targets)]
+    return list(zip(sources, targets, strict=True))
+
+
+def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderDecoderConfig:
+    """The model that the run file names."""
+    section = config.model
+    if section.from_ is not None:
+        base = load_encoder_decoder_config(section.from_)
+    elif section.config is not None:
+        path = Path(section.config)
+        base = encoder_decoder_config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
+    else:
+        known = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id}
+        try:
+            base = encoder_decoder_config_from_hf({**known, **section.fields}, own=section.fields)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
+    if tokenizer.vocab_size > base.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has a vocabulary of {tokenizer.vocab_size}, the model of {base.vocab_size}; "
+            "use the model's own"
+        )
+    if not base.eos_ids:
+        raise ConfigError("the model has no end of text (eos_token_id), so that a target would never end; name one")
+    return base
+
+
+def _ended(ids: list[int], most: int, model: EncoderDecoderConfig) -> list[int]:
+    return ids if ids and ids[-1] in model.eos_ids else [*ids[: most - 1], model.eos_ids[0]]
+
+
+def _joined(texts: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.concatenate([np.asarray(ids, np.int64) for ids in texts])
+
+
+def _dropouts(model: PairDropouts, section: DropoutSection) -> PairDropouts:
+    """The model's rates, replaced where the run file names one; that of the MLPs' inner columns goes with `resid`."""
+    given = {"embedding": section.embd, "attention": section.attn, "residual": section.resid, "inner": section.resid}
+    return dataclasses.replace(model, **{name: rate for name, rate in given.items() if rate is not None})
+
+
+def _refuse_other_axes(config: RunConfig) -> None:
+    whole = "the encoder's output lies whole on every rank of tp"
+    for key, is_set, why in (
+        ("mesh.pp", config.mesh.pp > 1, "every block of the decoder reads the encoder's output"),
+        ("mesh.cp", config.mesh.cp > 1, whole),
+        ("mesh.sequence_parallel", config.mesh.sequence_parallel, whole),
+    ):
+        if is_set:
+            raise ConfigError(f'{key} is not supported with task.kind = "translation": {why}; use mesh.tp and mesh.dp')
