@@ -105,10 +105,13 @@ class Witness:
         return text + "".join(doubt)
 
     def _dead_first(self, named: list[int]) -> list[int]:
-        """The ranks that may have died first, the first that was seen before the others."""
+        """The ranks that may have died first, the first that was seen before the others; of those that were seen in one
+        look those that the launcher names.
+        """
+        in_order = sorted(self._deaths, key=lambda death: (death[0], death[1] not in named))
         return [
             rank
-            for seen, rank in self._deaths
+            for seen, rank in in_order
             if seen - self._deaths[0][0] < (self.SOON_SECONDS if rank in named else self.AT_ONCE_SECONDS)
         ]
 
@@ -123,8 +126,9 @@ class Witness:
                 self._look(self._job.pid)
             self._open_slips()
             ended = [descriptor for descriptor, _ in self._poll.poll(1000 * self.LOOK_SECONDS)]
+            seen = time.monotonic()
             for descriptor in ended:
-                self._has_ended(descriptor)
+                self._has_ended(descriptor, seen)
             if not self._watched:
                 self._stop.wait(self.LOOK_SECONDS)
 
@@ -154,8 +158,8 @@ class Witness:
             self._watched[descriptor] = what
             self._poll.register(descriptor, select.POLLIN)
 
-    def _has_ended(self, descriptor: int) -> None:
-        seen = time.monotonic()
+    def _has_ended(self, descriptor: int, seen: float) -> None:
+        """`seen`: when we looked; those that one look finds may have ended in any order."""
         self._poll.unregister(descriptor)
         kind, number = self._watched.pop(descriptor)
         os.close(descriptor)

@@ -35,6 +35,7 @@ from mpitp.train.log import truncate_metrics
 from mpitp.train.metrics import Metrics
 from mpitp.train.setup import (
     check_own_group,
+    mesh_sizes,
     optimizer_settings,
     run_mesh,
     run_reduction,
@@ -290,4 +291,5 @@ def _guarded_group(config: RunConfig, world: Group, stack: contextlib.ExitStack,
     name = world.broadcast_object(f"{processes[0].host}-{processes[0].pid}-{time.time():.0f}")
     directory = Path(config.train.run_dir) / f"{FOLDER}{name}"
     watchdog = stack.enter_context(Watchdog(directory, world.rank, world.size, limit, processes))
-    return watchdog.watch(group, "tp")
+    axes = mesh_sizes(config)
+    return watchdog.watch(group, "all" if any(axes[axis] > 1 for axis in axes if axis != "tp") else "tp")

@@ -85,6 +85,8 @@ def test_what_was_seen_counts_for_more_than_what_the_launcher_says(
     witness._deaths = [(5.0, 1), (5.02, 0)]
     assert "or rank" not in str(witness.explain(0, HOST))
     assert "(or rank 0 before it: they died at about one time)" in str(witness.explain(sleepers[0].pid, HOST))
+    witness._deaths = [(5.0, 1), (5.0, 0)]  # found by one look: the launcher's word comes first
+    assert str(witness.explain(sleepers[0].pid, HOST)).startswith(f"rank 0 on {HOST}")
 
 
 def test_settings_are_read_from_the_words(tmp_path: Path) -> None:
