@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import runpy
 from typing import Any
 
 import numpy as np
 
-from examples.measured import Calls, Exercise, given_out, site_on, watched
+from examples.measured import HERE, Calls, Exercise, given_out, site_on, watched
 from mpitp.comm import ForwardingGroup, Group, SerialGroup, abstract_mesh, make_mesh, run_threads
 from mpitp.errors import ConfigError, PlacementError
 from mpitp.layers import ArrayType, AttentionDropout, AttentionSizes, Builder, GatherFromSP, Halo, Rows, make_site, walk
 from mpitp.layers.layer import FORWARD
+from mpitp.layers.partition import split_evenly
 from mpitp.models import MODEL_TYPES
 from mpitp.ops.convolution import Geometry
 from mpitp.ops.online_softmax import join_finished
 from mpitp.pipeline.schedules import make_schedule
 from mpitp.pipeline.simulate import simulate
+from mpitp.plan.cost import Step, StepCost, cost_of
+from mpitp.plan.layout import Layout
 from mpitp.train.deal import Deal
 
 
@@ -48,6 +52,34 @@ def ring_sends(ranks: int) -> int:
         return sum(send.calls for send in sends if (send.phase, send.op) == (FORWARD, "send"))
 
     return run_threads(ranks, program)[0]
+
+
+def trips(ranks: int) -> list[tuple[np.ndarray, int]]:
+    """Of example 17 on so many ranks: the rows that each rank's experts get, and how often it has called anything."""
+    mixture = runpy.run_path(str(HERE / "17_experts_and_all_to_all.py"))["mixture"]
+
+    def program(group: Group) -> tuple[np.ndarray, int]:
+        seen, calls = watched(group)
+        x = np.random.default_rng(group.rank).standard_normal((30 // ranks + (group.rank < 30 % ranks), 4))
+        trip = mixture(seen, x, x)[-1]
+        return trip.counts, len(calls.ops)
+
+    return run_threads(ranks, program)
+
+
+def cost_on(**axes: int) -> StepCost:
+    """Of example 18's small model in a layout, behind Ethernet."""
+    example = runpy.run_path(str(HERE / "18_choosing_a_layout.py"))
+    return cost_of(example["anatomy_of"](example["SMALL"], "ethernet_cpu"), Step(8), Layout(**axes))
+
+
+def bytes_of_parameter() -> int:
+    memory = cost_on().memory
+    return round((memory.weights + memory.gradients + memory.optimizer) / (memory.weights / 4))
+
+
+def longest_optimizer() -> str:
+    return max(("tp", "pp", "dp"), key=lambda axis: cost_on(**{axis: 2}).parts["optimizer"])
 
 
 def halo(kernel: int, height: int, ranks: int) -> list[Halo]:
@@ -198,6 +230,45 @@ MESH_EXERCISES: dict[str, list[Exercise]] = {
             lambda: ring_sends(4),
             "the last ones needn't go on.",
             why="c - 6 = 8 gvzrf, rnpu gvzr oruvaq gur jbex jvgu gubfr gung ner urer.",
+        ),
+    ],
+    "17": [
+        Exercise(
+            "7 experts on 3 ranks: how many has each? (three numbers)",
+            lambda: [len(own) for own in split_evenly(7, 3)],
+            "dealt like everything.",
+            why="8, 7 naq 7. Urng qbrfa'g sbyybj: juvpu bs gurz vf ohfl qrcraqf ba gur qngn, naq abobql pna "
+            "qrny gung orsberunaq.",
+        ),
+        Exercise(
+            "30 tokens go to 2 of 7 experts each. How many rows do all experts get together?",
+            lambda: sum(int(counts.sum()) for counts, _ in trips(3)),
+            "a token is a row for each expert that it goes to.",
+            why="15: gjvpr nf znal ebjf nf gbxraf, jungrire gur ahzore bs rkcregf. Gung vf jung znxrf n zvkgher purnc.",
+        ),
+        Exercise(
+            "On 9 ranks two have no expert at all. Do they call as many all-to-alls as the others? (yes or no)",
+            lambda: "yes" if len({calls for _, calls in trips(9)}) == 1 else "no",
+            "what would the others wait for?",
+            why="Lrf: jvgu rzcgl oybpxf. N pnyy gung qrcraqf ba gur qngn ba bar enax nybar jbhyq unat gur erfg.",
+        ),
+    ],
+    "18": [
+        Exercise(
+            "How many bytes does a parameter take in weights, gradients and AdamW's moments together, in float32 on "
+            "one rank?",
+            bytes_of_parameter,
+            "four arrays of its size.",
+            why="61: jrvtug, tenqvrag naq gjb zbzragf bs 9 olgrf rnpu. gc naq cc qvivqr nyy bs gurz, MrEB "
+            "gur cneg gung vg qrnyf.",
+        ),
+        Exercise(
+            "Two ranks, without ZeRO. Along which axis does each rank still have the whole optimizer step to do: tp, "
+            "pp or dp?",
+            longest_optimizer,
+            "which axis has replicas?",
+            why="qc: ercyvpnf nyy hcqngr nyy jrvtugf, hayrff MrEB qrnyf gur ebjf. gc naq cc unir srjre "
+            "jrvtugf ba rnpu enax.",
         ),
     ],
     "19": [

@@ -50,7 +50,7 @@ def run(words: list[str], folder: Path = ROOT, seconds: float = SECONDS) -> subp
 
 
 def test_the_page_names_every_script_once_and_in_order() -> None:
-    assert len(SCRIPTS) == 17
+    assert len(SCRIPTS) == 19
     alone = [line.split()[1] for line in commands() if re.fullmatch(r"python \S+", line)]
     assert alone == [f"examples/{path.name}" for path in SCRIPTS]
     assert re.findall(r"^\| \[\d\d\]\((.*?)\)", PAGE, re.MULTILINE) == [path.name for path in SCRIPTS]
@@ -122,6 +122,13 @@ EXERCISES = [
     ("08", "blocks=0", "blocks=3", "PROOF  the invariant layout gave 1 different"),
     ("09", "RANKS = 3", "RANKS = 5", "PROOF  ledger"),
     ("10", "group.rank % 2 == 0", "True", "PROOF  ring against the library"),
+    (
+        "17",
+        "[:, :CHOSEN]",
+        "[:, :CHOSEN]; chosen[:] = [0, 1]",
+        "rank 2   experts 5:7, rows for them [0, 0]",
+    ),
+    ("18", '"n_layer": 24', '"n_layer": 12', "25 of 32 layouts fit into 4 GB"),
     ("19", "IMAGES, HEIGHT, WIDTH = 2, 12", "IMAGES, HEIGHT, WIDTH = 2, 3", "PROOF  by rows"),
     ("11", "TOKENS, HIDDEN = 256, 256", "TOKENS, HIDDEN = 256, 128", "a block (h 128, t 256)"),
 ]
@@ -135,6 +142,7 @@ def test_exercise_is_one_change_away(number: str, line: str, changed: str, print
     assert text.count(line) >= 1
     (tmp_path / script.name).write_text(text.replace(line, changed, 1), encoding="utf-8")
     shutil.copy(EXAMPLES / "course.py", tmp_path)
+    shutil.copytree(EXAMPLES / "machines", tmp_path / "machines")
     done = run([sys.executable, script.name], tmp_path, 100)
     assert printed in done.stdout, done.stdout + done.stderr
     assert (done.returncode != 0) == printed.startswith("WRONG")

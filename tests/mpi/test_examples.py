@@ -51,7 +51,7 @@ def test_from_python(mpi_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert "\nThe value of" in out
 
 
-WHOLE = [path for path in sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) if path.name[:2] not in ("07", "11", "12")]
+WHOLE = [path for path in sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) if path.name[:2] not in ("07", "11", "12", "18")]
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch, **constants: int) -> Callable[..., None]:
@@ -86,6 +86,13 @@ def test_training_on_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_against_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     load(EXAMPLES / "11_inside_a_node.py", monkeypatch, TOKENS=64, HIDDEN=32)(world_group())
+    assert "PROOF" in said(capsys)
+
+
+def test_planned_layout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    main = load(EXAMPLES / "18_choosing_a_layout.py", monkeypatch, PLANNED=4)
+    main.__globals__["MODEL"] = main.__globals__["SMALL"]  # fits on four ranks
+    main(world_group())
     assert "PROOF" in said(capsys)
 
 
