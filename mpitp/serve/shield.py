@@ -27,6 +27,8 @@ OPEN_PATHS = ("/", "/health")  # need no key
 HEAD_SECONDS = 10.0  # for a request's head; also how long a connection may say nothing
 BODY_SECONDS = 30.0  # for a body
 SEND_SECONDS = 30.0  # for a client to take what is sent
+SMALL_BODY_BYTES = 1 << 16  # are always taken
+BODIES_AT_A_TIME = 16  # of the largest size; beyond that only small ones are taken
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -54,16 +56,16 @@ class Shield:
 
     def __init__(self, app: App, settings: ShieldSettings, log: Callable[[str], None]) -> None:
         self._app, self._settings, self._log = app, settings, log
+        self._bodies = _Bodies(BODIES_AT_A_TIME * settings.most_body_bytes)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        outlet = _Outlet(send)
+        outlet, inlet = _Outlet(send), _Inlet(receive, self._settings.most_body_bytes, self._bodies)
         started = time.monotonic()
         try:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._check(scope["path"], headers)
-            inlet = _Inlet(receive, self._settings.most_body_bytes)
             await self._app(scope, inlet, outlet)
         except Refusal as refusal:
             if not outlet.status:
@@ -73,6 +75,7 @@ class Shield:
             if not outlet.status:
                 await outlet.refuse(Refusal(500, "the server has made a mistake; it goes on"))
         finally:
+            inlet.forget()
             path = scope["path"] if len(scope["path"]) < 100 else scope["path"][:100] + "..."
             took = time.monotonic() - started
             self._log(f"{scope['method']} {ascii(path)[1:-1]} {outlet.status or 'gone'} in {took:.3f} s")
@@ -104,11 +107,20 @@ def _place_of(error: BaseException) -> str:
     return "?" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
+@dataclass(slots=True)
+class _Bodies:
+    """How many bytes all bodies that are being answered have, and how many they should have at most."""
+
+    room: int
+    held: int = 0
+
+
 class _Inlet:
     """Counts a body's bytes and seconds as it comes."""
 
-    def __init__(self, receive: Receive, most_bytes: int) -> None:
-        self._receive, self._left, self._most = receive, most_bytes, most_bytes
+    def __init__(self, receive: Receive, most_bytes: int, bodies: _Bodies) -> None:
+        self._receive, self._most, self._bodies = receive, most_bytes, bodies
+        self._held = 0
         self._end = time.monotonic() + BODY_SECONDS
         self._is_whole = False
 
@@ -120,11 +132,19 @@ class _Inlet:
                 message = await self._receive()
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s") from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
+        self._held += len(message.get("body", b""))
+        self._bodies.held += len(message.get("body", b""))
+        if self._held > self._most:
             raise Refusal(413, f"a body of more than {self._most} bytes")
+        if self._bodies.held > self._bodies.room and self._held > SMALL_BODY_BYTES:
+            raise Refusal(503, "too many large bodies at a time; try again later")
         self._is_whole = not message.get("more_body", False)
         return message
+
+    def forget(self) -> None:
+        """The request is over."""
+        self._bodies.held -= self._held
+        self._held = 0
 
 
 class _Outlet:

@@ -50,7 +50,11 @@ class WebThread:
 
     def start(self, app: Any, listening: socket.socket) -> None:
         """Return when requests are taken."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a traceback could quote what was asked
+        for name in (
+            "uvicorn.error",
+            "asyncio",
+        ):  # a traceback could quote what was asked; clients that leave are no news
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         settings: dict[str, Any] = {"http": PatientProtocol, "ws": "none", "loop": "asyncio", "lifespan": "off"}
         settings |= {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
         settings |= {"h11_max_incomplete_event_size": MOST_HEAD_BYTES}

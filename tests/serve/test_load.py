@@ -1,4 +1,4 @@
-"""A few seconds of the load script: nothing is left behind."""
+"""A few seconds of the scripts that let clients loose on a server: nothing is left behind."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi")
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "load_serve.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-def test_random_clients_leave_nothing_behind() -> None:
-    words = [sys.executable, str(SCRIPT), "--seconds", "3", "--clients", "6"]
+@pytest.mark.parametrize(
+    ("script", "options"), [("load_serve.py", ("--clients", "6")), ("hostile_serve.py", ("--connections", "150"))]
+)
+def test_random_clients_leave_nothing_behind(script: str, options: tuple[str, ...]) -> None:
+    words = [sys.executable, str(SCRIPTS / script), "--seconds", "3", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "nothing is left behind" in done.stdout, done.stdout + done.stderr

@@ -73,6 +73,26 @@ def test_what_is_let_through_and_what_is_not(port: int) -> None:
     assert not any("sesame" in line for line in LOGGED), "an error's words may quote what was asked"
 
 
+def test_large_bodies_have_a_room_of_their_own(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While many bring large bodies, another large one is refused, a small one isn't; later all are taken."""
+    monkeypatch.setattr(shield, "SMALL_BODY_BYTES", 100)
+    monkeypatch.setattr(shield, "BODY_SECONDS", 20.0)
+    large, small = head("/x", "content-length: 1000") + b"a" * 999, head("/x", "content-length: 3") + b"abc"
+    crowd = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(shield.BODIES_AT_A_TIME)]
+    for connection in crowd:
+        connection.sendall(large)
+    deadline = time.monotonic() + 20
+    while status(told(port, large + b"a")) != 503:
+        assert time.monotonic() < deadline
+    assert status(told(port, small)) == 200
+    for connection in crowd:
+        connection.sendall(b"a")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        connection.close()
+    while status(told(port, large + b"a")) != 200:
+        assert time.monotonic() < deadline
+
+
 def test_slow_clients_are_left(port: int) -> None:
     started = time.monotonic()
     assert told(port, b"") == b"" and told(port, b"POST /x HT") == b"", "no head: closed"
