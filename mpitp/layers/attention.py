@@ -20,7 +20,7 @@ from mpitp.backend.arrays import Array, array_module
 from mpitp.backend.precision import wide_dtype
 from mpitp.backend.rng import dropout_mask
 from mpitp.layers.algebra import Algebra, Segment, Sum
-from mpitp.layers.array_type import VARYING, ArrayType
+from mpitp.layers.array_type import INVARIANT, VARYING, ArrayType
 from mpitp.layers.head_norm import HeadNorms, HeadNormsContext
 from mpitp.layers.keys import OWN_KEYS, Attended, Keys
 from mpitp.layers.layer import BACKWARD, Layer, Send
@@ -34,6 +34,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.layers.rows import Run
 from mpitp.layers.summation import Summation
 from mpitp.ops.attention import HeadMap
+from mpitp.ops.attention_shown import block_diagonal, scores_and_softmax, seen_by
 from mpitp.ops.newest_attention import QueryGroups
 from mpitp.ops.rope import rope_backward, rope_forward
 from mpitp.ops.score_change import ScoreChange
@@ -177,6 +178,15 @@ class AttentionHeads(Layer):
             dqk = self._rotated(dqkv, self.rotary)
             rope_backward(dqk, *ctx.run.rotation(self.rotary, dqkv), out=dqk)
         return dqkv
+
+    def inside(self, ctx: HeadsContext) -> Mapping[str, tuple[Array, str]]:
+        """scores and softmax [a/tp, t, t], mask [t, t] (1: seen). Nothing where keys come from elsewhere."""
+        if ctx.run.caches or self.keys is not OWN_KEYS:
+            return {}
+        q, k, _ = self._heads_of(ctx.qkv)
+        seen = block_diagonal(seen_by(self.sight, rows.length) for rows, _ in ctx.run.rows.places())
+        scores, softmax = scores_and_softmax(q, k, seen, self.head_map)
+        return {"scores": (scores, VARYING), "mask": (seen.astype(int), INVARIANT), "softmax": (softmax, VARYING)}
 
     def _heads_of(self, qkv: Array) -> tuple[Array, Array, Array]:
         """Views q [t, a/tp, d], k and v [t, g/tp, d] of the fused projection."""

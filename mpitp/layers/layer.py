@@ -71,6 +71,12 @@ class Layer(ABC):
         """What it communicates by itself, its children not counted; most layers nothing."""
         return ()
 
+    def inside(self, ctx: Any) -> Mapping[str, tuple[Array, str]]:
+        """What forward made on the way and didn't keep, made again from its context, each with its letter (I, R, V, P):
+        for whoever shows a pass.
+        """
+        return {}
+
     def params(self) -> dict[str, Param]:
         """All parameters by name, those of the layers inside too."""
         found: dict[str, Param] = {}

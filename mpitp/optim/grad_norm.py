@@ -52,6 +52,11 @@ class GradNorm:
         return math.sqrt(math.fsum(summed)) if np.isfinite(summed).all() else float("nan")
 
 
+def clip_scale(norm: float, clip_norm: float) -> float:
+    """The factor that brings a gradient of this norm down to `clip_norm` (0: no clipping), as PyTorch computes it."""
+    return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0
+
+
 def _owned_blocks(name: str, param: Param) -> Iterator[tuple[Key, Index]]:
     """((parameter, part, first global row of each dim), place in the local array) of each block that this rank owns."""
     numbers = {id(part): number for number, part in enumerate(param.placement.parts)}

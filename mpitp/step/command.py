@@ -32,6 +32,7 @@ examples:
   mpitp step --set num_attention_heads=5 --set num_key_value_heads=1 -n 4
   mpitp step --model models/smollm2 --block 4 -n 2 --text "The capital of France is"
   mpitp step --html out.html                       the same as one page for a browser, without a network
+  mpitp step --html out.html -n 3,1,2,4            with films of 1 to 4 ranks, plain and invariant
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --list                                all operations, one a line
@@ -43,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp step`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="ranks to simulate; default 3, or as many as the axes below have"
-    )
+        "-n", "--ranks", type=_rank_counts, metavar="N[,N...]",
+        help="ranks to simulate; default 3, or as many as the axes below have. Several numbers, with --html: a film of "
+        "each, plain and invariant",
+    )  # fmt: skip
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--preset", choices=("llama", "gpt2", "qwen2"), default="llama", help="a tiny model")
     source.add_argument("--config", type=path_option, metavar="FILE", help="a config.json (no run file): fresh weights")
@@ -69,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     axes.add_argument(
         "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
     )
+    parser.add_argument(
+        "--invariant", action="store_true", help="the mode that is equal to the last bit in all layouts"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
     parser.add_argument("--at", type=int, default=1, metavar="K", help="begin at operation K")
     parser.add_argument(
@@ -91,12 +97,17 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--set changes a config with fresh weights; a model's own config stays as it is")
     if args.model is None and args.block is not None:
         raise UsageError("--block says which block of --model to take; a model with fresh weights is shown whole")
+    if len(args.ranks or ()) > 1 and not args.html:
+        raise UsageError(
+            f"--ranks {','.join(map(str, args.ranks))}: several layouts go into a page; add --html OUT.HTML"
+        )
     from mpitp.step.source import Wish, make_film
     from mpitp.step.terminal import run as run_terminal
 
     wish = Wish(
-        ranks=args.ranks, preset=args.preset, config=args.config, overrides=tuple(args.set), model=args.model,
-        block=args.block or 0, tokens=args.tokens, text=args.text, seed=args.seed, layout=_layout(args),
+        ranks=args.ranks[0] if args.ranks else None, preset=args.preset, config=args.config,
+        overrides=tuple(args.set), model=args.model, block=args.block or 0, tokens=args.tokens, text=args.text,
+        seed=args.seed, layout=_layout(args), invariant=args.invariant,
     )  # fmt: skip
     if args.html:
         return _write_page(args, wish)
@@ -141,11 +152,21 @@ def _walk(film: Film, args: argparse.Namespace) -> Walk:
 
 def _write_page(args: argparse.Namespace, wish: Wish) -> int:
     from mpitp.step.page import Start, check_page, write_page
-    from mpitp.step.source import make_film
+    from mpitp.step.source import make_films
 
     check_page(Path(args.html))
-    film = make_film(wish)
-    walk = _walk(film, args)
-    write_page(Path(args.html), film, Start(walk.number, tuple(walk.breakpoints), walk.predicts))
+    films, left_out = make_films(wish, args.ranks or (None,))
+    walk = _walk(films[0], args)
+    write_page(Path(args.html), films, Start(walk.number, tuple(walk.breakpoints), walk.predicts))
+    for reason in left_out:
+        print(f"left out: {reason}")
     print(f"{args.html}: open it in a browser; ? there lists the keys")
     return 0
+
+
+def _rank_counts(text: str) -> tuple[int, ...]:
+    """The numbers of "1,2,3", each once."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"expected numbers from 1 on, like 3 or 1,2,3; got {text!r}")
+    return tuple(dict.fromkeys(map(int, words)))

@@ -10,6 +10,7 @@ from mpitp.layers import array_type as types
 from mpitp.step.picture import Picture
 
 REPLICATED, SHARDED, PARTIAL = "replicated", "sharded", "partial"
+UPDATE = "update"  # the phase after forward and backward
 # A letter: what it says of the ranks' arrays, in a line, and for who asks.
 LETTERS = {
     types.INVARIANT: (REPLICATED, "the same on every rank", "the same on every rank; so is its gradient"),
@@ -24,7 +25,8 @@ Letters = tuple[tuple[str, str], ...]  # an axis and the letter along it
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One array on one rank. `role`: in, param, out or grad; `letter`: its type; `along`: what a V one is cut by.
+    """One array on one rank. `role`: in, param, mid (made on the way), out or grad; `letter`: its type; `along`: what a
+    V one is cut by.
 
     `letters`: where there are others than tp, the letter along each axis, of which `letter` is the last one's.
     """
@@ -39,16 +41,22 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a rank holds: parameters, their gradients, and what forward has kept for backward."""
+    """Bytes that a rank holds: parameters, their gradients, what forward has kept for backward, and what the optimizer
+    keeps from step to step.
+    """
 
     params: int
     grads: int
     activations: int
+    moments: int = 0
 
 
 @dataclass(slots=True)
 class Telling:
-    """An operation in words. `collective`: its kind, "" for a rank's own work."""
+    """An operation in words. `collective`: its kind, "" for a rank's own work.
+
+    `subject`: what the layer is, by its algebra; `code`: where it is computed, "module:Class.method".
+    """
 
     layer: str
     phase: str
@@ -57,6 +65,8 @@ class Telling:
     note: str
     pair: str
     collective: str
+    subject: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +167,7 @@ class Film:
     """All operations of one forward and backward pass, and what was run.
 
     `places`: the coordinates of every rank, "pp 0, tp 1", where the mesh has more than the axis tp; else ().
+    `words`: the text of token ids; `sizes`: of the model, for the page's sliders (`cuts.py`).
     """
 
     title: str
@@ -164,6 +175,9 @@ class Film:
     facts: list[str]
     ops: list[Op] = field(default_factory=list)
     places: tuple[str, ...] = ()
+    words: dict[int, str] = field(default_factory=dict)
+    invariant: bool = False
+    sizes: dict[str, Any] = field(default_factory=dict)
 
     def op(self, number: int) -> Op:
         """Operation `number`, from 1. Raises UsageError for one that there isn't."""

@@ -23,7 +23,7 @@ BUCKETS = 3  # about so many sums of gradients
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Ranks along the axes beside tp, which has those that are left, and what goes over them. `microbatches`: of each
-    replica (0: as many as there are stages).
+    replica (0: as many as there are stages). `blocks` > 0: the invariant mode, along tp alone.
     """
 
     pp: int = 1
@@ -33,6 +33,7 @@ class Layout:
     microbatches: int = 0
     cp_form: str = "ring"
     sequence_parallel: bool = False
+    blocks: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -55,7 +56,9 @@ def record(
 ) -> list[RankOp]:
     """Every operation of this rank. `batches`: of all replicas, dealt to them in turn. A collective."""
     if layout.num_batches == layout.others == 1:
-        return record_pass(group, make_model, batches[0], sequence_parallel=layout.sequence_parallel)
+        return record_pass(
+            group, make_model, batches[0], sequence_parallel=layout.sequence_parallel, blocks=layout.blocks
+        )
     recorder = Recorder()
     mesh = make_mesh(ObservedGroup(group, recorder, "all", whole_sums=True), layout.sizes)
     model = make_model(make_site(mesh, sequence_parallel=layout.sequence_parallel, cp_form=layout.cp_form))

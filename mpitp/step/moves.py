@@ -19,6 +19,10 @@ from mpitp.step.film import Message, Telling
 SUMS = ("all_reduce", "reduce_scatter", "all_reduce_in_order")  # of gradients, outside of layers
 GRADIENTS = "gradients"  # the place of what is done when backward is
 _NAMES = {str(TAG_KEYS): "kv", str(TAG_GRADIENTS): "dkv", str(TIED_TAG): "dE"}  # of what has a tag of its own
+MESSAGE, EXCHANGE = "message", "exchange"  # what they are to the tour
+_RING, _HEADS = "mpitp.layers.ring_keys:RingKeys.attend", "mpitp.layers.heads_keys:HeadsKeys.attend"
+_STAGES, _BUCKETS = "mpitp.pipeline.runner:PipelineRunner.__call__", "mpitp.optim.reduction:InBuckets.layer_done"
+_BACK_AND_FORTH = "all-to-all forward, all-to-all backward"
 _TIED = f"tag {TIED_TAG}"
 _TOLD = {
     "x": ("x goes on to the next stage", "started, not waited for; dx comes back on this way"),
@@ -75,7 +79,8 @@ class Moves:
         equation, note = _TOLD[name]
         title = f"{call.op} of {name}"
         conjugate = "send of x forward, send of dx the other way backward" if name in ("x", "dx") else ""
-        return Telling(layer or self._ends(call), phase, title, equation, note, conjugate, call.op)
+        code = _RING if name in ("kv", "dkv") else _STAGES
+        return Telling(layer or self._ends(call), phase, title, equation, note, conjugate, call.op, MESSAGE, code)
 
     def _ends(self, call: Call) -> str:
         """The two stages between which a message goes: "stages 0-1"."""
@@ -87,7 +92,7 @@ class Moves:
         to_heads = count % 2 == 0
         what = ("q, k, v" if phase == FORWARD else "do") if to_heads else ("o" if phase == FORWARD else "dq, dk, dv")
         way = "own rows of all heads -> all rows of own heads" if to_heads else "all rows of own heads -> own rows"
-        return Telling(layer, phase, kind, f"{what}: {way}", "", "all-to-all forward, all-to-all backward", kind)
+        return Telling(layer, phase, kind, f"{what}: {way}", "", _BACK_AND_FORTH, kind, EXCHANGE, _HEADS)
 
     def sum_telling(self, kind: str, axis: str, phase: str) -> Telling:
         """A bucket of gradients."""
@@ -96,4 +101,4 @@ class Moves:
             "a bucket: the gradients of several parameters, one after the other; it starts as soon as the last is there"
         )
         pair = "weights alike on all replicas forward, their gradients summed backward"
-        return Telling(GRADIENTS, phase, kind, f"dW = sum over {over} of dW", note, pair, kind)
+        return Telling(GRADIENTS, phase, kind, f"dW = sum over {over} of dW", note, pair, kind, GRADIENTS, _BUCKETS)

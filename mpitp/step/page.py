@@ -1,20 +1,33 @@
-"""The film as one self-contained page: data, style and script in one file that loads nothing."""
+"""Films as one self-contained page: data, style and script in one file that loads nothing.
+
+The parts lie in `web/` and are joined here: the script's in the order of `SCRIPTS`, in one scope.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from mpitp.errors import FileError
 from mpitp.files import write_file
+from mpitp.step.code import code_of
 from mpitp.step.film import Film, Op
+from mpitp.step.products import products_of
 from mpitp.step.questions import question_about
+from mpitp.step.sends import CONJUGATES, schedules
+from mpitp.step.tour import EXAMPLES, guide
 
-_PLACE, _MESH = "/*FILM*/null", "/*MESH*/"
+SCRIPTS = (
+    "base.js", "timeline.js", "mesh.js", "lights.js", "matrix.js", "sends.js", "collective.js", "arrays.js", "about.js",
+    "walk.js", "predict.js", "sliders.js", "present.js", "main.js",
+)  # fmt: skip
+MOST_RANKS = 8  # for which the sends of collectives are drawn, and to which the sliders go
+_STYLE, _SCRIPT, _DATA = "/*STYLE*/", "/*SCRIPT*/", "/*DATA*/null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +47,44 @@ def check_page(path: Path) -> None:
         raise FileError(f"can't write the page to {path}: {path.parent} doesn't exist or can't be written")
 
 
-def write_page(path: Path, film: Film, start: Start = Start()) -> None:
+def write_page(path: Path, films: Sequence[Film], start: Start = Start()) -> None:
     """Write the page. Raises FileError when it can't be written."""
-    write_file(path, page_of(film, start))
+    write_file(path, page_of(films, start))
 
 
-def page_of(film: Film, start: Start = Start()) -> str:
-    """The page as text. "</" in the data would end the script it stands in."""
-    shown = film.as_dict() | {"start": {"at": start.at, "breaks": start.breaks, "predicts": start.predicts}}
+def page_of(films: Film | Sequence[Film], start: Start = Start()) -> str:
+    """The page as text; the first film is shown first. "</" in the data would end the script it stands in."""
+    shown = [films] if isinstance(films, Film) else list(films)
+    data = {
+        "films": [_film(film) for film in shown],
+        "start": {"at": start.at, "breaks": start.breaks, "predicts": start.predicts},
+        "code": {place: code_of(place) for film in shown for place in {op.code for op in film.ops}},
+        "chapters": EXAMPLES,
+        "schedules": {ranks: schedules(ranks) for ranks in range(1, max(MOST_RANKS, *(f.ranks for f in shown)) + 1)},
+        "conjugates": CONJUGATES,
+        "most_ranks": MOST_RANKS,
+    }
+    page = _part("page.html")
+    text = json.dumps(data, separators=(",", ":"), sort_keys=False).replace("</", "<\\/")
+    script = "\n".join(_part(name) for name in SCRIPTS)
+    for place, filling in ((_STYLE, _part("style.css")), (_SCRIPT, script), (_DATA, text)):
+        assert page.count(place) == 1
+        page = page.replace(place, filling)
+    return page
+
+
+def _part(name: str) -> str:
+    return resources.files("mpitp.step").joinpath("web", name).read_text(encoding="utf-8")
+
+
+def _film(film: Film) -> dict[str, Any]:
+    """With what only the page tells."""
+    shown = film.as_dict()
     for op, plain in zip(film.ops, shown["ops"], strict=True):
-        plain["question"] = _question(op)
-    data = json.dumps(shown, separators=(",", ":")).replace("</", "<\\/")
-    template, mesh = (_resource(name) for name in ("page.html", "mesh.js"))
-    assert template.count(_PLACE) == template.count(_MESH) == 1
-    return template.replace(_MESH, mesh).replace(_PLACE, data)
-
-
-def _resource(name: str) -> str:
-    return resources.files("mpitp.step").joinpath(name).read_text(encoding="utf-8")
+        told = guide(op)
+        plain |= {"question": _question(op), "chapter": told.chapter, "why": told.why, "without": told.without}
+        plain["products"] = [asdict(each) for each in products_of(op.equation, [array.name for array in op.arrays])]
+    return shown
 
 
 def _question(op: Op) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,16 @@ from mpitp.layers.param import Param
 from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.model import CausalLM
+from mpitp.optim.reduction import make_reduction
+from mpitp.step.contents import arrays_in, joined, row
 from mpitp.step.film import Memory, Message, RankOp, Shown, Telling
 from mpitp.step.letters import COLLECTIVES, TP, Letters
 from mpitp.step.moves import SUMS, Moves
 from mpitp.step.picture import Picture, picture_of
+from mpitp.step.update import Update
 from mpitp.trace.observe import LayerObserver, Spot, observe
 
+Outside = Callable[[Call, Arrays, Any, float], None]  # its result, and when it began
 # Pairs that the algebra of a linear doesn't tell of.
 TOKEN_SHARDS: dict[type, str] = {
     GatherFromSP: "GatherFromSP: all-gather of rows forward, reduce-scatter of dx backward",
@@ -40,15 +44,24 @@ TOKEN_SHARDS: dict[type, str] = {
 
 
 def record_pass(
-    group: Group, make_model: Callable[[Site], CausalLM], batch: Batch, *, sequence_parallel: bool = False
+    group: Group,
+    make_model: Callable[[Site], CausalLM],
+    batch: Batch,
+    *,
+    sequence_parallel: bool = False,
+    blocks: int = 0,
 ) -> list[RankOp]:
-    """Every operation of a forward and a backward pass over `batch` on this rank. A collective."""
+    """Every operation of a training step on `batch` on this rank. `blocks` > 0: the invariant mode. A collective."""
     recorder = Recorder()
     watched = ObservedGroup(group, recorder, "all", whole_sums=True)
-    model = make_model(make_site(watched, sequence_parallel=sequence_parallel))
+    model = make_model(make_site(watched, sequence_parallel=sequence_parallel, invariant_blocks=blocks))
+    reduction = make_reduction(model)
+    reduction.begin(1)
     recorder.watch(model)
     _, ctx = model.loss_forward(batch)
     model.loss_backward(ctx, 1.0 / batch.num_targets)
+    recorder.forget_activations()
+    Update(recorder, model, reduction).run()
     return recorder.ops
 
 
@@ -74,6 +87,7 @@ class Frame:
     past: Shown  # what the next join adds
     shown: dict[str, Shown]
     microbatch: int = 0
+    inside: list[Shown] = field(default_factory=list)  # what is made on the way to y
     collectives: int = 0
     exchanges: int = 0
     joins: int = 0
@@ -87,7 +101,9 @@ class Frame:
         """An operation of this pass in words."""
         equation = step.equation_of("b" in self.shown) if isinstance(step, Segment) else step.equation
         name, title = self.spot.name + place, collective or self.algebra.title
-        return Telling(name, self.phase, title, equation, step.note, self.pair, collective)
+        kind, subject = type(self.spot.layer), self.algebra.title
+        code = f"{kind.__module__}:{kind.__qualname__}.{self.phase}"
+        return Telling(name, self.phase, title, equation, step.note, self.pair, collective, subject, code)
 
     @property
     def kind(self) -> ArrayType:
@@ -110,6 +126,8 @@ class Recorder(LayerObserver, GroupObserver):
     letters: Letters = Letters()  # noqa: RUF009 (it is frozen)
     moves: Moves | None = None
     is_open: bool = False  # what is outside of layers counts too
+    outside: Outside | None = None  # is shown every collective that no layer calls
+    moments: int = 0  # bytes that the optimizer keeps
     _stack: list[Frame] = field(default_factory=list)
     _held: dict[int, dict[int, int]] = field(default_factory=dict)  # bytes of each array kept for backward, by its
     # identity, for each microbatch
@@ -140,6 +158,9 @@ class Recorder(LayerObserver, GroupObserver):
         self._stack.pop()
         if phase == FORWARD:
             self._hold(result[1])
+            for name, (array, letter) in spot.layer.inside(result[1]).items():
+                kind = spot.outgoing if letter == VARYING else spot.outgoing.changed(TP, letter)
+                frame.inside.append(self.letters.shown(name, kind, picture_of(array), "mid"))
         made = result[0] if phase == FORWARD else result
         self._end(frame, made)
         for parent in self._stack[-1:]:
@@ -150,6 +171,8 @@ class Recorder(LayerObserver, GroupObserver):
 
     def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         moves = self.moves
+        if self.outside is not None and not self._stack:
+            return self._show_outside(self.outside, call, arrays, run)
         if moves is None or not (self._stack or self.is_open):
             return run()
         if call.op in ("send", "recv"):
@@ -168,15 +191,24 @@ class Recorder(LayerObserver, GroupObserver):
         step = sums[at] if sums else Sum("made", f"made = {op} of what is given")
         taken, given_back = COLLECTIVES.get(call.op, (VARYING, VARYING))
         kinds = [self.letters.changed(frame.kind, TP, letter) for letter in (taken, given_back)]
-        given = self.letters.shown(segments[at].output if sums else "given", kinds[0], picture_of(_joined(arrays)))
+        given = self.letters.shown(
+            segments[at].output if sums else "given", kinds[0], picture_of(joined(arrays, call.shape))
+        )
         if count < len(sums):
             self._own_work(frame, segments[count], given)
         began, result = time.perf_counter(), run()
         if isinstance(result, np.ndarray | list):
-            made = self.letters.shown(step.makes, kinds[1], picture_of(_joined(result)))
-            self._add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
+            made = self.letters.shown(step.makes, kinds[1], picture_of(joined(result)))
+            self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
             self._last = frame.shown[made.name] = made
         frame.collectives, frame.began = count + 1, time.perf_counter()
+        return result
+
+    def _show_outside(self, outside: Outside, call: Call, arrays: Arrays, run: Callable[[], Any]) -> Any:
+        """A sum may be written over what it was given, which is copied first."""
+        copies = tuple(array.copy() for array in arrays)
+        began, result = time.perf_counter(), run()
+        outside(call, copies, result, began)
         return result
 
     def _gather(self, frame: Frame, op: str, arrays: Arrays, run: Callable[[], Any]) -> Any:
@@ -184,12 +216,12 @@ class Recorder(LayerObserver, GroupObserver):
         name = frame.algebra.name("x" if frame.phase == FORWARD else "dy")
         began, result = time.perf_counter(), run()
         kinds = [self.letters.changed(frame.kind, TP, letter) for letter in (VARYING, REPLICATE)]
-        given = self.letters.shown(name, kinds[0], picture_of(_joined(arrays)))
-        made = frame.shown[name] = self.letters.shown(name, kinds[1], picture_of(_joined(result)))
+        given = self.letters.shown(name, kinds[0], picture_of(joined(arrays)))
+        made = frame.shown[name] = self.letters.shown(name, kinds[1], picture_of(joined(result)))
         if frame.phase == FORWARD:
             self._inputs[frame.spot.name, frame.microbatch] = made
         step = Sum(name, f"{name} = the rows of {name} of all ranks")
-        self._add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
+        self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
         self._last, frame.began = made, time.perf_counter()
         return result
 
@@ -223,7 +255,7 @@ class Recorder(LayerObserver, GroupObserver):
         message = moves.message(call, group)
         number, self._messages[message] = self._messages[message], self._messages[message] + 1
         telling = moves.message_telling(call, name, layer, phase)
-        op = self._add(telling, [shown], began, arrays if is_send else ())
+        op = self.add(telling, [shown], began, arrays if is_send else ())
         op.axis, op.message = moves.axis_of(group), replace(message, number=number)
         if not is_send and frame is None:
             self._early.append(op)
@@ -241,7 +273,7 @@ class Recorder(LayerObserver, GroupObserver):
         made = self.letters.shown(
             "dW", self.letters.changed(moves.whole, axis, COLLECTIVES[call.op][1]), picture_of(result)
         )
-        self._add(moves.sum_telling(kind, axis, BACKWARD), [_as_input(given), made], began, arrays).axis = axis
+        self.add(moves.sum_telling(kind, axis, BACKWARD), [_as_input(given), made], began, arrays).axis = axis
         return result
 
     def _exchange(
@@ -251,10 +283,10 @@ class Recorder(LayerObserver, GroupObserver):
         began, result = time.perf_counter(), run()
         kind = self.letters.changed(frame.kind, moves.axis_of(group), VARYING)
         given, made = (
-            self.letters.shown(name, kind, picture_of(_row(x))) for name, x in (("given", arrays), ("made", result))
+            self.letters.shown(name, kind, picture_of(row(x))) for name, x in (("given", arrays), ("made", result))
         )
         telling = moves.exchange_telling(frame.spot.name, frame.phase, "all_to_all", frame.exchanges)
-        self._add(telling, [_as_input(given), made], began, arrays).axis = moves.axis_of(group)
+        self.add(telling, [_as_input(given), made], began, arrays).axis = moves.axis_of(group)
         frame.exchanges, frame.began = frame.exchanges + 1, time.perf_counter()
         return result
 
@@ -297,10 +329,10 @@ class Recorder(LayerObserver, GroupObserver):
 
     def _own_work(self, frame: Frame, segment: Segment, out: Shown | None) -> None:
         arrays = [_as_input(frame.shown[name]) for name in segment.inputs.split() if name in frame.shown]
-        arrays += [out] if out is not None else []
+        arrays += [*frame.inside, out] if out is not None else []
         if segment.grads:
             arrays += self._grads_of(frame)
-        self._add(frame.telling(segment), arrays, frame.began)
+        self.add(frame.telling(segment), arrays, frame.began)
         self._last = out or self._last
 
     def _join(self, frame: Frame, child: str, kind: ArrayType, made: Array) -> None:
@@ -310,11 +342,16 @@ class Recorder(LayerObserver, GroupObserver):
                 past, branch = join.segment.inputs.split()
                 out = self.letters.shown(join.segment.output, kind, picture_of(made))
                 arrays = [_as_input(frame.past, past), _as_input(self._last, branch), out]
-                self._add(frame.telling(join.segment, f".{join.name}"), arrays, time.perf_counter())
+                self.add(frame.telling(join.segment, f".{join.name}"), arrays, time.perf_counter())
                 self._last = frame.past = out
                 frame.joins += 1
 
-    def _add(self, telling: Telling, arrays: list[Shown], began: float, given: Sequence[Array] = ()) -> RankOp:
+    def forget_activations(self) -> None:
+        """Backward is over: its contexts are gone."""
+        self._held.clear()
+
+    def add(self, telling: Telling, arrays: list[Shown], began: float, given: Sequence[Array] = ()) -> RankOp:
+        """An operation that has ended now. `given`: what was handed to its collective."""
         seconds, size = time.perf_counter() - began, sum(array.nbytes for array in given)
         self.ops.append(RankOp(telling, arrays, self._memory(), seconds, size, microbatch=self._turn[1]))
         return self.ops[-1]
@@ -343,6 +380,7 @@ class Recorder(LayerObserver, GroupObserver):
             sum(param.data.nbytes for param in self.params),
             grads,
             sum(sum(own.values()) for own in self._held.values()),
+            self.moments,
         )
 
     def _hold(self, ctx: Any) -> None:
@@ -351,17 +389,6 @@ class Recorder(LayerObserver, GroupObserver):
             while isinstance(array.base, np.ndarray):
                 array = array.base
             self._held.setdefault(self._turn[1], {})[id(array)] = array.nbytes
-
-
-def arrays_in(value: Any) -> Iterator[Any]:
-    """Every array in a context."""
-    if isinstance(value, np.ndarray):
-        yield value
-    inner: Any = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    if is_dataclass(value):
-        inner = [getattr(value, each.name) for each in fields(value)]
-    for item in inner:
-        yield from arrays_in(item)
 
 
 def _given_type(spot: Spot, phase: str) -> ArrayType:
@@ -382,18 +409,6 @@ def _used_type(spot: Spot, algebra: Algebra, phase: str) -> ArrayType:
 
 def _own_params(layer: Layer) -> dict[str, Param]:
     return {name: child for name, child in layer.children().items() if isinstance(child, Param)}
-
-
-def _joined(arrays: Any) -> Array:
-    """As one array; several partials (blocks that are summed in order), or none, one below the other."""
-    if isinstance(arrays, np.ndarray):
-        return arrays
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.zeros((0, 1), np.float32)
-
-
-def _row(arrays: Sequence[Array]) -> Array:
-    """Arrays of any shapes, one after the other."""
-    return np.concatenate([array.reshape(-1) for array in arrays])[None]
 
 
 def _as_input(shown: Shown, name: str = "") -> Shown:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpitp.step.code import code_of
 from mpitp.step.film import Array, Film, Op, legend
 from mpitp.step.rows import name_of, ways
+from mpitp.step.sends import ALGORITHMS, kind_of, told_rounds
+from mpitp.step.tour import guide
 from mpitp.step.values import fits, panels
 
 WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
 KEYS = (
     "n next  p back  c to break  x next collective  X previous  j conjugate  g go to",
-    "a array  r rank  v shades  b break  t predict  l list  m rows  ? help  q quit",
+    "a array  r rank  v shade  w why  s sends  m rows  b break  t predict  ?  q quit",
 )
 SHORT_KEYS = ("n next  p back  ? all keys  q quit",)
 HELP = """\
@@ -27,6 +30,8 @@ mpitp step: a forward and a backward pass of all ranks, operation by operation
   a  A              next, previous array of this operation
   r                 all ranks side by side, or one rank over the whole width
   v                 numbers, or shades of magnitude
+  w                 why it is there, what breaks without it, and its code
+  s                 what a collective sends, round by round
   b                 set or clear a breakpoint: a part of a layer's name,
                     or "collectives"
   t                 predict: a question before each operation, and a score
@@ -61,8 +66,9 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
     arrays = [_array_line(array, "> " if i == index else "  ", width) for i, array in enumerate(op.arrays)]
     below = [*_traffic(film, op), *_memory(op)]
     free = height - len(head) - len(arrays) - len(below)
-    panel_rows = max(len(picture.values) for picture in op.arrays[index].pictures)
-    free -= min(panel_rows + 2, _LEAST_PANEL)
+    shows_sum = bool(op.collective) and len(op.groups) == 1 and view.array is None and not op.peers
+    panel_rows = sum(_rows(array) + 2 for array in (op.arrays if shows_sum else [op.arrays[index]]))
+    free -= min(panel_rows, 2 * _LEAST_PANEL if shows_sum else _LEAST_PANEL)
     note, pair = wrapped(f"    {op.note}", width) if op.note else [], _pair(op)
     blanks = []
     for remark, where in ((note, head), (pair, below)):
@@ -73,9 +79,30 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
         blanks.append([""] if free > 0 else [])
         free -= 1
     used = len(head) + len(arrays) + len(below) + sum(map(len, blanks))
-    panel = _panel(film, op, op.arrays[index], view, width, max(height - used, 4))
+    room, array = max(height - used, 4), op.arrays[index]
+    panel = _sum(op, view, width, room) if shows_sum else _panel(film, op, array, view, width, room)
     lines = [*head, *blanks[2], *arrays, *blanks[0], *panel, *blanks[1], *below]
     return [line[:width] for line in lines[:height]]
+
+
+def why_lines(op: Op, width: int = 80) -> list[str]:
+    """Why the operation is there, what would break without it, the examples that teach it, and the code that ran."""
+    told = guide(op)
+    lines = [f"{op.layer}: {op.collective or op.title}", "", *wrapped(f"  {told.why}", width)]
+    lines += [*wrapped(f"  {told.without}", width), ""]
+    lines += [f"  python examples/{name}" for name in told.examples]
+    return [*lines, "", op.code.replace(":", ", "), "", *code_of(op.code).splitlines()]
+
+
+def send_lines(op: Op, width: int = 80) -> list[str]:
+    """The messages of a collective by each algorithm, round by round."""
+    ranks = max((len(group) for group in op.groups), default=1)
+    lines = [f"{op.layer}: {op.collective}, {ranks} ranks"]
+    for name, make in ALGORITHMS.get(kind_of(op.collective), {}).items():
+        lines += ["", f"{name}:"]
+        for line in told_rounds(make(ranks)) or ["nothing is sent"]:
+            lines += wrapped(f"  {line}", width)
+    return lines
 
 
 def help_lines() -> list[str]:
@@ -102,7 +129,7 @@ def _head(film: Film, op: Op, width: int) -> str:
 
 
 def _array_line(array: Array, cursor: str, width: int) -> str:
-    role = {"in": "in", "param": "param", "out": "makes", "grad": "grad"}[array.role]
+    role = {"in": "in", "param": "param", "mid": "via", "out": "makes", "grad": "grad"}[array.role]
     text = f"{cursor}{role:6}{array.name:11} {array.shape_text:18} {array.placement_text}"
     return text[:width]
 
@@ -113,6 +140,25 @@ def _panel(film: Film, op: Op, array: Array, view: View, width: int, height: int
     ranks = [op.ranks[place] for place in places]
     names = [f"{array.name}, {name_of(film, rank)}" if len(ranks) == 1 else f"rank {rank}" for rank in ranks]
     return panels([array.pictures[place] for place in places], names, width, height, shades=view.shades)
+
+
+def _sum(op: Op, view: View, width: int, height: int) -> list[str]:
+    """What the ranks hand in, then what comes of it: r0 + r1 + r2 = y."""
+    given, made, ranks = op.arrays[0], op.arrays[-1], op.ranks
+    sign = "+" if "reduce" in op.collective and not op.collective.endswith("max") else "|"
+    places = list(range(len(ranks))) if view.rank is None else [view.rank % len(ranks)]
+    names = [f"{sign} rank {ranks[place]}" if at else f"rank {ranks[place]}" for at, place in enumerate(places)]
+    room = max(height - _rows(made) - 2, height // 2)
+    above = panels([given.pictures[place] for place in places], names, width, room, shades=view.shades)
+    is_alike = made.letter in "IR"
+    after = [0] if is_alike else places
+    told = [f"= {made.name}, on every rank"] if is_alike else [f"= rank {ranks[place]}" for place in after]
+    pictures = [made.pictures[place] for place in after]
+    return above + panels(pictures, told, width, max(height - len(above), 4), shades=view.shades)
+
+
+def _rows(array: Array) -> int:
+    return max(len(picture.values) for picture in array.pictures)
 
 
 def _traffic(film: Film, op: Op) -> list[str]:

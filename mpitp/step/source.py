@@ -20,14 +20,17 @@ from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, UsageError
 from mpitp.files import read_json
 from mpitp.layers.partition import share_heads, share_of
-from mpitp.layers.site import make_site
+from mpitp.layers.site import choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
 from mpitp.models.registry import config_from_hf
 from mpitp.step.assemble import assemble
+from mpitp.step.cuts import Sizes
 from mpitp.step.film import Film
 from mpitp.step.mesh_pass import Layout, record
 
+# What the tiny models' ids stand for.
+WORDS = ("a", "the", "cat", "dog", "sat", "ran", "on", "to", "mat", "hill", ".")
 # Small enough to see every number, uneven on 3 ranks, with a KV head that two ranks use.
 _TINY = {"vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.5}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -52,7 +55,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Wish:
     """What the command line says; `model` is a directory, of which one block is taken (of a pipeline one a stage).
 
-    `ranks`: None for as many as the layout's axes beside tp have, and 3 where it has none.
+    `invariant`: the mode that is equal to the last bit in all layouts. `ranks`: None for as many as the layout's axes
+    beside tp have, and 3 where it has none.
     """
 
     ranks: int | None = 3
@@ -65,11 +69,14 @@ class Wish:
     text: str | None = None
     layout: Layout = Layout()
     seed: int = 0
+    invariant: bool = False
 
 
 def make_film(wish: Wish) -> Film:
     """Run one forward and backward pass on thread ranks and return every operation of it."""
     layout = wish.layout
+    if wish.invariant and (layout.num_batches > 1 or layout.others > 1):
+        raise UsageError("--invariant is shown along tp: leave out the other axes")
     ranks = wish.ranks if wish.ranks is not None else layout.others if layout.others > 1 else 3
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")
@@ -79,11 +86,51 @@ def make_film(wish: Wish) -> Film:
     tell(config.notices)
     source.check(make_site(meshes[0]))
     batches = _batches(wish, config)
+    layout = dataclasses.replace(layout, blocks=choose_blocks(wish.invariant, 0, config.heads))
     logs = run_threads(ranks, record, source.make, batches, layout)
     film = assemble(_title(wish, config, ranks, batches), _facts(config, meshes[0].sizes["tp"]), logs, _places(meshes))
+    film.words, film.invariant = _words(wish, config, batches), wish.invariant
+    film.sizes = Sizes.of(config, len(batches[0].tokens)).as_dict()
+    if share_heads(config.heads, config.kv_heads, 0, meshes[0].sizes["tp"], layout.blocks).kv_shared:
+        _note_shared_heads(film)
     for op in film.ops:  # the blocks that were taken have their own numbers
         op.layer = re.sub(r"^blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + wish.block}", op.layer)
     return film
+
+
+def make_films(wish: Wish, rank_counts: Sequence[int | None]) -> tuple[list[Film], list[str]]:
+    """A film for each number of ranks; for several numbers, plain and invariant. Also why layouts are left out."""
+    if len(rank_counts) == 1:
+        return [make_film(dataclasses.replace(wish, ranks=rank_counts[0]))], []
+    films, left_out = [], []
+    is_plain_only = wish.layout.others > 1 or wish.layout.sequence_parallel
+    for ranks in rank_counts:
+        for invariant in (False,) if is_plain_only else (False, True):
+            try:
+                films.append(make_film(dataclasses.replace(wish, ranks=ranks, invariant=invariant)))
+            except ConfigError as error:
+                if not invariant:
+                    raise
+                left_out.append(f"{ranks} ranks, invariant: {error}")
+    return films, left_out
+
+
+def _words(wish: Wish, config: DecoderConfig, batches: Sequence[Batch]) -> dict[int, str]:
+    """The text of every token that goes in or is to come out, where there is a tokenizer, or words stand for ids."""
+    arrays = [ids for batch in batches for ids in (batch.tokens, batch.targets) if ids is not None]
+    ids = sorted({int(each) for array in arrays for each in array})
+    if wish.text is not None and wish.model is not None:
+        tokenizer = load_tokenizer(wish.model)
+        return {each: tokenizer.decode([each]) for each in ids}
+    is_tiny = wish.model is None and wish.config is None and config.vocab_size == len(WORDS)
+    return {each: WORDS[each] for each in ids} if is_tiny else {}
+
+
+def _note_shared_heads(film: Film) -> None:
+    """What the equation of dx doesn't say of KV heads on several ranks."""
+    for op in film.ops:
+        if op.layer.endswith("attention.qkv") and op.made.name == "dx_partial" and not op.collective:
+            op.note += "; a KV head on several ranks counts on the rank that owns it"
 
 
 def _title(wish: Wish, config: DecoderConfig, ranks: int, batches: Sequence[Batch]) -> str:
@@ -92,7 +139,8 @@ def _title(wish: Wish, config: DecoderConfig, ranks: int, batches: Sequence[Batc
     title = f"{where}, {ranks} rank{'s' * (ranks > 1)}, {len(batches[0].tokens)} tokens"
     title += f" in each of {len(batches)} sequences" if len(batches) > 1 else ""
     title += f", {wish.layout.schedule}" if wish.layout.pp > 1 else ""
-    return title + (", sequence-parallel" if wish.layout.sequence_parallel else "")
+    title += ", sequence-parallel" if wish.layout.sequence_parallel else ""
+    return title + (", invariant" if wish.invariant else "")
 
 
 def _places(meshes: Sequence[Mesh]) -> list[dict[str, int]]:

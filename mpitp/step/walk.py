@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 from mpitp.step.film import Film, Op
 from mpitp.step.questions import Question, question_about
 from mpitp.step.rows import row_lines
-from mpitp.step.screen import HEIGHT, KEYS, SHORT_KEYS, WIDTH, View, help_lines, list_lines, op_lines, wrapped
+from mpitp.step.screen import (
+    HEIGHT,
+    KEYS,
+    SHORT_KEYS,
+    WIDTH,
+    View,
+    help_lines,
+    list_lines,
+    op_lines,
+    send_lines,
+    why_lines,
+    wrapped,
+)
 
 COLLECTIVES = "collectives"
 RESIZED = "resized"  # a key that changes nothing: the screen has another size and is drawn anew
@@ -57,6 +69,7 @@ class Walk:
             "r": self._rank, "v": self._shades,
             "b": lambda: self._ask("breakpoint at a layer's name, or collectives (again: clear): "),
             "t": self._toggle_predict,
+            "w": lambda: self._open(why_lines(self.op)), "s": self._sends,
             "l": lambda: self._open(list_lines(self.film)),
             "m": lambda: self._open(row_lines(self.film, WIDTH, self.number)),
             "?": lambda: self._open(help_lines()), "h": lambda: self._open(help_lines()),
@@ -211,6 +224,12 @@ class Walk:
 
     def _open(self, page: list[str]) -> None:
         self.page, self._top = page, 0
+
+    def _sends(self) -> None:
+        if self.op.collective:
+            self._open(send_lines(self.op))
+        else:
+            self.message = "nothing is sent here: x goes to the next collective"
 
     def _turn_page(self, key: str) -> None:
         assert self.page is not None

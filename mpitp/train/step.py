@@ -22,7 +22,7 @@ from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import PlainRunner, Runner
 from mpitp.optim.adamw import AdamW
-from mpitp.optim.grad_norm import GradNorm
+from mpitp.optim.grad_norm import GradNorm, clip_scale
 from mpitp.optim.reduction import Reduction, make_reduction
 
 
@@ -140,11 +140,6 @@ def _refuse_partial(model: LayeredModel) -> None:
                 f"{name}: its gradient is partial along tp, and the ranks' summands add up to other bits at another "
                 "number of ranks; the invariant mode can't train it, train without (train.invariant = false)"
             )
-
-
-def clip_scale(norm: float, clip_norm: float) -> float:
-    """The factor that brings a gradient of this norm down to `clip_norm` (0: no clipping), as PyTorch computes it."""
-    return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0
 
 
 def total_of(losses: Sequence[float], data: Group) -> float:

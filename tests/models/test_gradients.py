@@ -11,8 +11,8 @@ from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.errors import ConfigError, NumericError
 from mpitp.layers.passes import DropoutState
 from mpitp.models import Batch, CausalLM
-from mpitp.optim.grad_norm import GradNorm
-from mpitp.train.step import TrainStep, clip_scale, evaluate
+from mpitp.optim.grad_norm import GradNorm, clip_scale
+from mpitp.train.step import TrainStep, evaluate
 from tests.models.model_cases import CONFIGS, make_batch, make_model, make_optimizer
 from tests.sharded import assert_close, gradients, random_array
 

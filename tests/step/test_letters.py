@@ -62,7 +62,10 @@ def test_letters_are_true(preset: str, ranks: int) -> None:
     assert check_equal_and_summands(film) == set("IRVP")
     joined = set()
     for op, array in shown(film):
-        is_fused = op.layer.endswith(FUSED) or array.name.removeprefix("d") in FUSED
+        is_fused = (
+            op.layer.removesuffix(".weight").removesuffix(".bias").endswith(FUSED)
+            or array.name.removeprefix("d") in FUSED
+        )
         place = (op.layer, op.phase, op.equation)
         same = [each for each in whole.ops if (each.layer, each.phase, each.equation) == place]
         if array.letter == "V" and not is_fused and same:  # one rank sums no KV heads
@@ -78,7 +81,7 @@ KNOWN = {
     ("blocks.0.norm1", "backward"): "dy I, x I, dx I, dW I",
     ("blocks.0.attention.qkv", "forward"): "x R, W V, y V",
     ("blocks.0.attention.qkv", "backward"): "dy V, W V, dx_partial P",
-    ("blocks.0.attention.heads", "forward"): "qkv V, o V",
+    ("blocks.0.attention.heads", "forward"): "qkv V, scores V, mask I, softmax V, o V",
     ("blocks.0.attention.heads", "backward"): "do V, dkv_partial P",
     ("blocks.0.attention.out", "forward"): "x V, W V, y_partial P",
     ("blocks.0.attention.out", "backward"): "dy R, W V, x V, dx V, dW V",
@@ -89,6 +92,10 @@ KNOWN = {
     ("loss", "forward"): "logits V, m_partial P",
     ("loss", "backward"): "dloss R, dlogits V",
     ("embedding", "backward"): "dy R, dE V",
+    ("update.norm", "update"): "squares_partial P",
+    ("update.clip", "update"): "squares I, norm I, c I",
+    ("update.blocks.0.mlp.down.weight", "update"): "W V, g V, m V, v V, W_new V",
+    ("update.final_norm.weight", "update"): "W I, g I, m I, v I, W_new I",
 }
 SUMS = {
     ("embedding", "forward"): "y_partial P, y I",

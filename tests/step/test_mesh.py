@@ -162,7 +162,7 @@ const result = {messages: count("path.message"), joined: count("path.joined"), e
 show(film.ops.find(op => op.collective === "send").number);
 result.marked = count("path.message.now");
 result.about = document.getElementById("about").textContent;
-document.querySelector("#about button").click();
+document.querySelector("#about .other-end").click();
 result.at = +document.body.dataset.op;
 const told = Object.assign(document.createElement("pre"), {id: "result", textContent: JSON.stringify(result)});
 document.body.replaceChildren(told);

@@ -155,14 +155,14 @@ def test_page_in_a_browser(tmp_path: Path, size: str) -> None:
     numbers = {name: each["op"] for name, each in seen.items()}
     assert numbers == {
         "start": 1, "right": 2, "left": 1, "second collective": 7, "conjugate": 34, "jump back": 7, "click": 23,
-        "end": 43, "still the end": 43, "other theme": 43, "home": 1,
+        "end": 55, "still the end": 55, "other theme": 55, "home": 1,
     }  # fmt: skip
     collective = seen["second collective"]
     assert (collective["now"], collective["pair"]) == ([7], [34]), "the conjugate is marked"
     assert collective["title"] == "blocks.0.attention.out"
     assert collective["arrays"] == ["y_partial [4, 4]", "y [4, 4]"]
     assert collective["chips"] == ["chip partial", "chip replicated"]
-    assert collective["canvases"] == 2 * film.ranks
+    assert collective["canvases"] == film.ranks + 1, "the summands, and their sum once"
     assert seen["end"]["theme"] != seen["other theme"]["theme"]
     assert seen["end"]["background"] != seen["other theme"]["background"]
 

@@ -93,18 +93,18 @@ class Session:
 
 def test_walking_in_a_terminal() -> None:
     session = Session()
-    first = session.wait_for("1/43 forward  embedding")
+    first = session.wait_for("1/55 forward  embedding")
     assert "q quit" in first and "g go to" in first
     session.send("\x1b[C")  # the right arrow
-    session.wait_for("2/43 forward  embedding: ALL_REDUCE SUM")
+    session.wait_for("2/55 forward  embedding: ALL_REDUCE SUM")
     session.send("\x1b[D")
-    session.wait_for("1/43")
+    session.wait_for("1/55")
     session.send("bheads\x7fs\rc")
-    session.wait_for("5/43 forward  blocks.0.attention.heads")
+    session.wait_for("5/55 forward  blocks.0.attention.heads")
     session.send("j")
-    session.wait_for("36/43 backward")
+    session.wait_for("36/55 backward")
     session.send("g7\r")
-    session.wait_for("7/43 forward  blocks.0.attention.out: ALL_REDUCE SUM")
+    session.wait_for("7/55 forward  blocks.0.attention.out: ALL_REDUCE SUM")
     session.send("tn")
     session.wait_for("your answer:")
     session.send("n\r")
@@ -139,7 +139,7 @@ def test_keys_from_a_pipe() -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     screens = result.stdout.split("-" * 80 + "\n")
-    assert [screen.splitlines()[1].split()[0] for screen in screens[:4]] == ["1/43", "2/43", "7/43", "34/43"]
+    assert [screen.splitlines()[1].split()[0] for screen in screens[:4]] == ["1/55", "2/55", "7/55", "34/55"]
     ended = step("--predict", keys="ny\nn")
     assert ended.returncode == 0 and "score: 1 of 1" in ended.stdout, "the end of input ends it"
 
@@ -174,30 +174,30 @@ def test_a_terminal_that_changes_its_size_is_drawn_anew() -> None:
     session.resize(rows=30, columns=44)
     session.wait_for("a terminal of 80 by 24 shows all of it"[:44])
     session.send("g1")
-    session.wait_for("(1 to 43): 1")
+    session.wait_for("(1 to 55): 1")
     session.resize(rows=24, columns=80)
-    assert "x next collective" not in session.wait_for("go to operation (1 to 43): 1").rpartition("\n")[2]
+    assert "x next collective" not in session.wait_for("go to operation (1 to 55): 1").rpartition("\n")[2]
     session.send("2\r")
-    session.wait_for("12/43")
+    session.wait_for("12/55")
     session.send("q")
     assert session.end() == 0
 
 
 def test_any_key_goes_back_from_a_page_and_the_place_is_kept() -> None:
     session = Session("--at", "5")
-    session.wait_for("5/43")
+    session.wait_for("5/55")
     for page in ("l", "?"):
         session.send(page)
         session.wait_for("goes back")
         session.send("q")
-        session.wait_for("5/43")
+        session.wait_for("5/55")
     session.send("q")
     assert session.end() == 0
 
 
 def test_what_is_no_answer_is_asked_again_and_does_not_count() -> None:
     session = Session("--predict", "--at", "3")
-    session.wait_for("3/43")
+    session.wait_for("3/55")
     session.send("n")
     session.wait_for("Which shape")
     session.send("1a\r")
@@ -205,7 +205,7 @@ def test_what_is_no_answer_is_asked_again_and_does_not_count() -> None:
     session.send("\r")
     session.wait_for("taken back: n asks again")
     session.send("n4, 4\r")
-    session.wait_for("4/43")
+    session.wait_for("4/55")
     session.send("q")
     assert session.end() == 0
     assert "of 1" in session.text.splitlines()[-1]

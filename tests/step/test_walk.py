@@ -130,8 +130,11 @@ def test_small_arrays_are_shown_whole() -> None:
     lines = at.lines(80, 24)
     start = next(i for i, line in enumerate(lines) if line.startswith("rank 0"))
     shown = [[float(word) for word in line.split()] for line in lines[start + 1 : start + 5]]
-    expected = np.concatenate([np.array(picture.values) for picture in at.op.made.pictures], axis=1)
+    expected = np.concatenate([np.array(picture.values) for picture in at.op.arrays[0].pictures], axis=1)
     np.testing.assert_allclose(shown, expected, atol=0.006)
+    assert "+ rank 1 [4, 4]" in lines[start] and lines[start + 5] == "= y, on every rank [4, 4]"
+    total = [[float(word) for word in line.split()] for line in lines[start + 6 : start + 10]]
+    np.testing.assert_allclose(total, at.op.made.pictures[0].values, atol=0.006)
 
 
 def test_listing_and_whole_operations() -> None:

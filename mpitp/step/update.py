@@ -1,0 +1,106 @@
+"""The end of a training step, told like the rest of a pass: gradients that are still partial, the norm, clipping, and
+the optimizer's update of every parameter.
+
+The work is that of `optim/`: the same sums, the same norm, the same AdamW; here it is only looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitp.backend.arrays import Array
+from mpitp.comm.observed import Arrays, Call
+from mpitp.layers.array_type import INVARIANT, PARTIAL, ArrayType
+from mpitp.layers.param import Param
+from mpitp.models.layered import LayeredModel
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.optim.grad_norm import GradNorm, clip_scale
+from mpitp.optim.reduction import Reduction
+from mpitp.step.film import UPDATE, Shown, Telling
+from mpitp.step.letters import TP, Letters
+from mpitp.step.picture import picture_of
+
+if TYPE_CHECKING:
+    from mpitp.step.record import Recorder
+
+CLIP_NORM, LR = 1.0, 0.01
+NORM, CLIP, ADAMW = "gradient norm", "clipping", "AdamW"
+_CODE = {
+    NORM: "mpitp.optim.grad_norm:GradNorm.__call__",
+    CLIP: "mpitp.optim.grad_norm:clip_scale",
+    ADAMW: "mpitp.ops.adamw:adamw_reference",
+}
+_SQUARES = "squares_partial = sum of g^2 of each block that rank r owns, else 0"
+_CLIP = f"norm = sqrt(sum squares), c = min(1, {CLIP_NORM:g} / norm)"
+_UPDATE = "m = (1 - b1) c g, v = (1 - b2) (c g)^2, W_new = W - lr (m' / (sqrt(v') + eps) + wd W)"
+
+
+@dataclass(slots=True)
+class Update:
+    """The operations after backward on one rank."""
+
+    recorder: Recorder
+    model: LayeredModel
+    reduction: Reduction
+    squares: list[Shown] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Sum, measure, clip, update. A collective."""
+        self.recorder.is_open = True  # sums of gradients that are still partial
+        self.reduction.finish()
+        self.recorder.is_open = False
+        norm = GradNorm(self.reduction.counted, self.model.site.ranks)
+        self.recorder.outside = self._saw_squares
+        scale = self._clip(norm())
+        self.recorder.outside = None
+        for name, param in self.reduction.params:
+            if param.grad is not None:
+                self._step(name, param, scale)
+
+    def _saw_squares(self, call: Call, arrays: Arrays, result: Any, began: float) -> None:
+        """The one sum of the norm."""
+        given, made = _shown("squares_partial", PARTIAL, arrays[0]), _shown("squares", INVARIANT, result)
+        note = "a slot for each block of each tensor: one rank fills it, so that nothing is counted twice"
+        self.recorder.add(_telling(NORM, "update.norm", _SQUARES, note), [given], began)
+        told = _telling(NORM, "update.norm", "squares = sum_r squares_partial", "", f"{call.op} {call.detail}")
+        self.recorder.add(told, [replace(given, role="in"), made], began, arrays)
+        self.squares = [replace(made, role="in")]
+
+    def _clip(self, norm: float) -> float:
+        began, scale = time.perf_counter(), clip_scale(norm, CLIP_NORM)
+        made = [_shown("norm", INVARIANT, np.array([norm])), _shown("c", INVARIANT, np.array([scale]))]
+        note = "every rank has the same norm and takes the same branch"
+        self.recorder.add(_telling(CLIP, "update.clip", _CLIP, note), [*self.squares, *made], began)
+        return scale
+
+    def _step(self, name: str, param: Param, scale: float) -> None:
+        """One parameter by AdamW. Its moments are as large as it is and stay on its rank."""
+        letters = self.recorder.letters
+        kind, before, grad = letters.of_param(param), picture_of(param.data), picture_of(param.grad)
+        began, optimizer = time.perf_counter(), AdamW([(name, param)], AdamWSettings())
+        optimizer.step(LR, scale)
+        moments = optimizer.moments[name]
+        self.recorder.moments += _nbytes(moments)
+        arrays = [letters.shown("W", kind, before, "param"), letters.shown("g", kind, grad, "in")]
+        arrays += [letters.shown(each, kind, picture_of(x), "mid") for each, x in zip("mv", moments, strict=True)]
+        arrays.append(letters.shown("W_new", kind, picture_of(param.data)))
+        decay = "" if param.decay else ", without decay"
+        note = f"element by element: each rank its own piece, nothing is sent{decay}"
+        self.recorder.add(_telling(ADAMW, f"update.{name}", _UPDATE, note), arrays, began)
+
+
+def _telling(subject: str, place: str, equation: str, note: str, collective: str = "") -> Telling:
+    return Telling(place, UPDATE, collective or subject, equation, note, "", collective, subject, _CODE[subject])
+
+
+def _shown(name: str, letter: str, array: Array) -> Shown:
+    return Letters().shown(name, ArrayType(((TP, letter),)), picture_of(array))
+
+
+def _nbytes(arrays: Iterable[Array]) -> int:
+    return sum(array.nbytes for array in arrays)

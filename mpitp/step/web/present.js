@@ -1,0 +1,62 @@
+/* In front of a class: presentation mode, speaker notes in a window of their own, a slide an operation on paper. */
+
+let notes = null;  /* the window */
+
+function togglePresent() {
+  const presents = document.body.classList.toggle("present");
+  if (presents) document.documentElement.requestFullscreen?.().catch(() => {});  /* a browser may refuse: nothing is lost */
+  else if (document.fullscreenElement) document.exitFullscreen();
+  redraw();
+}
+document.addEventListener("fullscreenchange", () => {
+  if (!document.fullscreenElement && document.body.classList.contains("present")) togglePresent();
+});
+
+function toggleNotes() {
+  if (notes && !notes.closed) { notes.close(); notes = null; return; }
+  notes = window.open("", "mpitp-notes", "width=640,height=480");
+  if (!notes) return $("notes").showModal();  /* windows are blocked */
+  notes.document.title = "notes";
+  tellNotes();
+}
+/* What a speaker may say: why, what breaks, what to ask, what comes next. */
+function notesOf(op) {
+  const following = film.ops[op.number], lines = [`${op.number} of ${film.ops.length}. ${op.layer}: ${op.collective || op.title}`,
+    op.why, `Without it: ${op.without}`, op.note ? `Note: ${op.note}` : "", op.pair ? `Pair: ${op.pair}` : "",
+    following ? `Ask: ${following.question.text}` : "", following ? `Answer: ${following.question.answer}` : "",
+    following ? `Next: ${following.layer}, ${following.collective || following.title}` : "This is the last operation."];
+  return lines.filter(line => line).map(line => element("p", {}, line));
+}
+function tellNotes() {
+  const lines = notesOf(film.ops[now - 1]);
+  $("notes-text").replaceChildren(...lines.map(line => line.cloneNode(true)));
+  if (!notes || notes.closed) return;
+  notes.document.body.style.cssText = "font: 18px/1.5 system-ui, sans-serif; margin: 24px; max-width: 44em";
+  notes.document.body.replaceChildren(...lines);
+}
+
+/* Paper: every operation on a page of its own, as large as it fits. */
+const SLIDE_HEIGHT = 700, SLIDE_ZOOMS = [1.4, 1.1, .85, .6];
+function makeSlides() {
+  const theme = document.documentElement.dataset.theme, box = $("slides"), kept = canvases;
+  document.documentElement.dataset.theme = "light";
+  box.replaceChildren();
+  for (const op of film.ops) {
+    const arrays = element("div", {class: "arrays"}), told = element("div", {class: "told"}, ...about(op));
+    const slide = element("section", {class: "slide"}, told, arrays,
+      element("div", {class: "foot"}, `${film.title}  \u00b7  ${op.number} of ${film.ops.length}`));
+    slide.querySelectorAll("[id]").forEach(node => node.removeAttribute("id"));
+    box.append(slide);
+    let painted = [];
+    for (const zoom of SLIDE_ZOOMS) {
+      fillArrays(arrays, op, zoom, colours());
+      painted = canvases;
+      if (arrays.scrollHeight <= SLIDE_HEIGHT && arrays.scrollWidth <= arrays.clientWidth + 1) break;
+    }
+    for (const each of painted) each.paint();
+  }
+  canvases = kept;
+  document.documentElement.dataset.theme = theme;
+}
+window.addEventListener("beforeprint", makeSlides);
+window.addEventListener("afterprint", () => { $("slides").replaceChildren(); show(now); });
