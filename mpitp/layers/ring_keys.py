@@ -65,12 +65,17 @@ class RingKeys(Keys):
         o = xp.zeros(q.shape, wide_dtype(q.dtype))
         lse = xp.full((q.shape[1], q.shape[0]), -xp.inf, o.dtype)
         kv = xp.concatenate((k, v), axis=1)
+        met: list[slice] = []  # queries that have seen some keys
         for source in self._sources():
             coming = self._start_keys(run.rows, kv, source)
             for pair in self._meetings(layer, run, source, q):
-                k, v = kv[pair.keys, :g], kv[pair.keys, g:]
-                made = attention_forward(q[pair.queries], k, v, layer.head_map, sight=pair.sight, dropout=pair.mask)
-                join_finished(o[pair.queries], lse[:, pair.queries], *made)
+                at, k, v = pair.queries, kv[pair.keys, :g], kv[pair.keys, g:]
+                made = attention_forward(q[at], k, v, layer.head_map, sight=pair.sight, dropout=pair.mask)
+                if any(at.start < other.stop and other.start < at.stop for other in met):
+                    join_finished(o[at], lse[:, at], *made)
+                else:
+                    o[at], lse[:, at] = made
+                met.append(at)
             kv = coming.wait()
         out[...] = o
         return lse
