@@ -20,6 +20,7 @@ import numpy as np
 from mpitp.backend.rng import philox4x32, stream_key
 from mpitp.errors import UsageError
 
+MOST_REPETITION = 100.0
 FIRST_CANDIDATES = 1024  # are sorted first; mostly the token is among them
 
 
@@ -33,8 +34,11 @@ class Penalties:
     bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.repetition) and self.repetition > 0):
-            raise UsageError(f"a repetition penalty must be a finite number above 0 (1: none), got {self.repetition}")
+        if not 1 / MOST_REPETITION <= self.repetition <= MOST_REPETITION:  # its inverse is a factor too
+            raise UsageError(
+                f"a repetition penalty must lie in {1 / MOST_REPETITION:g} .. {MOST_REPETITION:g} (1: none), got "
+                f"{self.repetition}"
+            )
         for name, value in (("presence", self.presence), ("frequency", self.frequency)):
             if not math.isfinite(value):
                 raise UsageError(f"a {name} penalty must be a finite number (0: none), got {value}")

@@ -150,7 +150,13 @@ def test_penalties() -> None:
     assert Penalties(repetition=2.0).applied(logits, [0, 1], [2]).tolist() == [1.0, -4.0, 0.5, 1.0]
     assert Penalties(presence=0.5, frequency=0.25).applied(logits, [3], [2, 2]).tolist() == [2.0, -2.0, 0.0, 1.0]
     assert Penalties(bias={3: -5.0}).applied(logits, [3], []).tolist() == [2.0, -2.0, 1.0, -4.0]
-    for wrong in ({"repetition": 0.0}, {"presence": np.nan}, {"frequency": np.inf}, {"bias": {1: np.inf}}):
+    for wrong in (
+        {"repetition": 5e-324},
+        {"repetition": np.nan},
+        {"presence": np.nan},
+        {"frequency": np.inf},
+        {"bias": {1: np.inf}},
+    ):
         with pytest.raises(UsageError):
             Penalties(**wrong)
     with pytest.raises(UsageError, match="min-p"):

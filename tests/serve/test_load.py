@@ -19,3 +19,9 @@ def test_random_clients_leave_nothing_behind(script: str, options: tuple[str, ..
     words = [sys.executable, str(SCRIPTS / script), "--seconds", "3", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "nothing is left behind" in done.stdout, done.stdout + done.stderr
+
+
+def test_bodies_of_the_servers_own_page_get_fitting_answers() -> None:
+    words = [sys.executable, str(SCRIPTS / "fuzz_serve.py"), "--examples", "40"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "completions 200" in done.stdout, done.stdout + done.stderr
