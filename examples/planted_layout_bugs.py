@@ -318,7 +318,7 @@ def swap_messages(original: Any) -> Any:
         if message is not None:
             like = np.empty(walk.model.hidden_shape(walk.batches[action.microbatch]), walk.model.dtype)
             tag = mpitp.pipeline.runner._tag(message)
-            walk.coming[action] = walk.group.start_recv(like, message.peer, tag)
+            walk.coming[action] = [walk.group.start_recv(like, message.peer, tag)]
         return None
 
     return expect

@@ -86,7 +86,7 @@ class StayHere(Exchange):
             raise PlacementError(
                 f"this rank has {len(experts.held)} of {experts.size} experts, and rows for all of them",
                 rows.made_by,
-                f"exchange the rows over {experts.axis}",
+                f"exchange the rows along {experts.axis}",
             )
 
     def sends(self, width: int, top_k: int) -> tuple[Send, ...]:

@@ -126,8 +126,8 @@ class DecoderConfig:
         """Groups of weights lie along a matrix's inputs, and no cut between ranks may part one."""
         if self.grouping and self.traits.mixture:
             raise ConfigError(
-                f"config.json: model_type {self.model_type!r} has experts, whose weights can't be rounded to "
-                f"{self.grouping.bits} bits yet; take quantization_config out, or keep the model in floats"
+                f"config.json: the weights of experts (model_type {self.model_type!r}) can't be rounded to "
+                f"{self.grouping.bits} bits; keep the model in floats"
             )
         size = self.grouping.size if self.grouping else 1
         for fact in ("hidden_size", "head_dim", "ffn_hidden"):

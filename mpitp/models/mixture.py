@@ -13,6 +13,7 @@ from mpitp.layers.build_mixture import MixtureSizes, build_mixture
 from mpitp.layers.experts import ExpertSizes
 from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.router import Routing
+from mpitp.layers.site import Site
 from mpitp.models.config import HfConfigReader
 from mpitp.models.names import HfPiece
 
@@ -40,6 +41,19 @@ class Mixture:
     def balance_rule(self) -> BalanceRule | None:
         """Of its auxiliary losses; None where none counts."""
         return BalanceRule(self.num_experts, self.coef, self.z_coef) if self.coef or self.z_coef else None
+
+    def check(self, site: Site) -> None:
+        """Raise ConfigError for a site on which it can't be right."""
+        if site.num_blocks:
+            raise ConfigError(
+                "invariant mode has no mixture of experts: how many rows an expert's product has is up to the routing, "
+                "and products of one row round by how the columns are dealt; train without (train.invariant = false)"
+            )
+        if self.capacity and site.mesh.sizes["cp"] > 1:
+            raise ConfigError(
+                f"expert_capacity_factor={self.capacity} needs the rows of whole microbatches in their order, and with "
+                "mesh.cp each rank has a piece of every sequence; set one of the two to its default (0, and mesh.cp 1)"
+            )
 
     def of_blocks(self, blocks: range) -> Mixture:
         """That of a model of these blocks alone."""

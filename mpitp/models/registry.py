@@ -158,11 +158,8 @@ def build_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting())
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    if site.num_blocks and config.traits.mixture is not None:
-        raise ConfigError(
-            "invariant mode has no mixture of experts: how many rows an expert's product has is up to the routing, and "
-            "products of one row round by how the columns are dealt; train without (train.invariant = false)"
-        )
+    if config.traits.mixture is not None:
+        config.traits.mixture.check(site)
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError(

@@ -34,6 +34,9 @@ LAYOUTS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [  # ranks, [mesh], 
     (2, {"cp": 2}, {"model_dtype": "bfloat16"}),
     (4, {"cp": 2, "tp": 2, "cp_form": "heads"}, {}),
     (3, {"tp": 3}, {"model_dtype": "float16"}),
+    (4, {"ep": 2, "tp": 2, "sequence_parallel": True}, {"model": "mixtral", "train_recompute": "full"}),
+    (3, {"ep": 3, "tp": 1}, {"model": "qwen2_moe"}),
+    (4, {"pp": 2, "cp": 2}, {"model": "mixtral"}),
 ]
 
 
@@ -47,7 +50,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def traced(ranks: int, data: Path, folder: Path, mesh: dict[str, Any], keys: dict[str, Any]) -> Trace:
     """Two steps of a run, traced from the first on, without held-out text."""
     same = {"train_steps": 2, "train_global_batch_size": 4, "data_valid": None, "train_eval_every": 0}
-    config = layout_config(data, folder / "run", mesh, keys, **same)
+    model, layout = keys.get("model", "gpt2"), {key: value for key, value in keys.items() if key != "model"}
+    config = layout_config(data, folder / "run", mesh, layout, model, **same)
 
     reductions: dict[int, Any] = {}
 
@@ -77,7 +81,7 @@ def test_every_axis_sends_what_its_closed_form_says(
     told = {row.axis for row in trace.ledger if row.formula}
     places = ("buckets.", "gathered.", "reduction.", "runner.send", "runner.expect", "runner.add_others")
     assert [str(row) for row in trace.ledger if row.place.startswith(places) and not row.formula] == []
-    assert told >= {axis for axis in ("pp", "dp", "cp", "tp") if mesh.get(axis, 1) > 1}
+    assert told >= {axis for axis in ("pp", "dp", "ep", "cp", "tp") if mesh.get(axis, 1) > 1}
 
 
 def test_rows_say_where_ranks_stand_and_arrows_join_them(data: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from mpitp.comm import Group, SerialGroup
 from mpitp.config import RunConfig, run_config_from
 from mpitp.train.run import train
 from mpitp.train.stop import StopSignals
-from tests.models.model_cases import LATER_RAW, RAW
+from tests.models.model_cases import LATER_RAW, MIXTURE_RAW, RAW
 from tests.sharded import assert_close, assert_same_bits
 from tests.train.run_case import make_data, run, tables
 
@@ -84,7 +84,9 @@ def layout_config(
     changes = {**COMMON, **same, **(layout or {}), **{f"mesh_{key}": value for key, value in mesh.items()}}
     raw = tables(folder / "data", run_dir, **changes)
     fields = {
-        key: value for key, value in (RAW | LATER_RAW)[model].items() if key not in ("vocab_size", "eos_token_id")
+        key: value
+        for key, value in (RAW | LATER_RAW | MIXTURE_RAW)[model].items()
+        if key not in ("vocab_size", "eos_token_id")
     }
     raw["model"] = fields | {key[6:]: value for key, value in changes.items() if key.startswith("model_")}
     raw["model"] = {key: value for key, value in raw["model"].items() if value is not None}

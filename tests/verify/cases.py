@@ -13,12 +13,13 @@ from mpitp.models.config import Dropouts
 from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
 from mpitp.verify.run import Report, Settings, verify
-from tests.models.model_cases import GPT2, LLAMA
+from tests.models.model_cases import GPT2, LLAMA, MIXTURE_RAW
 from tests.sharded import fill
 
 DROPOUTS = Dropouts(embedding=0.1, attention=0.2, residual=0.15)
 CONFIGS: dict[str, DecoderConfig] = {
     "gpt2": dataclasses.replace(config_from_hf(GPT2), dropouts=DROPOUTS),
+    "mixtral": config_from_hf({**MIXTURE_RAW["mixtral"], "head_dim": 4}),
     "llama": dataclasses.replace(config_from_hf({**LLAMA, "head_dim": 4}), dropouts=DROPOUTS),  # 9 heads, 3 KV heads
 }
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from examples.planted_layout_bugs import LAYOUT_FAULTS
+from examples.planted_mixture_bugs import MIXTURE_FAULTS
 from mpitp.errors import PlacementError
 from mpitp.verify.report import summary
 from tests.verify.layout_cases import run_layout
 
-LAYOUTS = {str((f.mesh, f.site, f.training, f.model)): f for f in LAYOUT_FAULTS.values()}
+FAULTS = LAYOUT_FAULTS | MIXTURE_FAULTS
+LAYOUTS = {str((f.mesh, f.site, f.training, f.model)): f for f in FAULTS.values()}
 
 
-@pytest.mark.parametrize("name", LAYOUT_FAULTS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_found_and_placed(name: str) -> None:
-    fault = LAYOUT_FAULTS[name]
+    fault = FAULTS[name]
     with fault.planted():
         if "types" in fault.seen:
             with pytest.raises(PlacementError) as caught:
