@@ -17,7 +17,7 @@ from mpitp.pipeline.runner import PipelineRunner
 from mpitp.step.film import RankOp
 from mpitp.step.record import Recorder, record_pass
 
-BUCKETS = 3  # about so many sums of gradients
+BUCKET_BYTES = 1 << 60  # all gradients of a kind in one sum: by bytes, ranks with uneven shards would have others
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ def record(
     recorder = Recorder()
     mesh = make_mesh(ObservedGroup(group, recorder, "all", whole_sums=True), layout.sizes)
     model = make_model(make_site(mesh, sequence_parallel=layout.sequence_parallel, cp_form=layout.cp_form))
-    size = sum(param.data.size * param.grad_dtype.itemsize for _, param in model.named_params())
-    reduction = InBuckets(model, bucket_bytes=-(-size // BUCKETS))
+    reduction = InBuckets(model, bucket_bytes=BUCKET_BYTES)
     runner: Runner = PlainRunner(model, reduction)
     if layout.pp > 1:
         runner = PipelineRunner(model, layout.schedule, reduction)

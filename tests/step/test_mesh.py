@@ -26,6 +26,7 @@ LAYOUTS: dict[str, tuple[str, int, Layout]] = {
     "ring": ("gpt2", 3, Layout(cp=3)),
     "heads x tp": ("llama", 4, Layout(cp=2, cp_form="heads")),
     "pp tied x tp, sp": ("qwen2", 4, Layout(pp=2, sequence_parallel=True)),
+    "uneven": ("llama", 12, Layout(pp=2, dp=2)),
     "all": ("gpt2", 16, Layout(pp=2, dp=2, cp=2, schedule="gpipe", microbatches=3)),
 }
 
@@ -81,7 +82,7 @@ def test_what_is_received_is_what_was_sent(name: str) -> None:
             np.testing.assert_array_equal(got, values(op.made, place))
 
 
-@pytest.mark.parametrize("name", ["dp tied", "ring", "heads x tp", "all"])
+@pytest.mark.parametrize("name", ["dp tied", "ring", "heads x tp", "uneven", "all"])
 def test_gradients_are_summed_over_replicas(name: str) -> None:
     film = film_on(name)
     sums = [op for op in film.ops if op.layer == "gradients"]
