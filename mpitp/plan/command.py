@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mpitp.plan import graph_command, memory_command, schedule_command
+from mpitp.plan import graph_command, memory_command, schedule_command, simulate_command
 
 _DESCRIPTION = """\
 Work out what a run would do, without running it: no ranks are started and no array is made.
@@ -15,10 +15,16 @@ examples:
   mpitp plan schedule --pp 4 --microbatches 8 --schedule zb
   mpitp plan memory run.toml --ranks 8
   mpitp plan graph --model models/smollm2 --ranks 8 --mesh tp=4,pp=2
+  mpitp plan simulate run.toml --ranks 4096 --machine machine.toml
   mpitp plan schedule --help
 """
 
-_QUESTIONS = {"schedule": schedule_command, "memory": memory_command, "graph": graph_command}
+_QUESTIONS = {
+    "schedule": schedule_command,
+    "memory": memory_command,
+    "graph": graph_command,
+    "simulate": simulate_command,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
