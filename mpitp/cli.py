@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("mpitp.verify.command", "check a layout against the one-rank model, layer by layer"),
     "step": ("mpitp.step.command", "step through one pass of all ranks, operation by operation"),
     "trace": ("mpitp.trace.command", "show the communication ledger of a traced run"),
-    "plan": ("mpitp.plan.command", "work out beforehand what a run would do: memory, pipeline schedules"),
+    "plan": ("mpitp.plan.command", "work out beforehand what a run would do: the best layout, memory, schedules"),
     "bench": ("mpitp.bench.command", "measure speed against what the hardware gives"),
 }
 
@@ -110,7 +110,8 @@ def _read(words: list[str]) -> tuple[str, Any, argparse.Namespace] | None:
     module = import_module(VERBS[verb][0])
     parser = _Parser(f"mpitp {verb}", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     module.add_arguments(parser)
-    return verb, module, parser.parse_args(words[1:])
+    rest = module.with_question(words[1:]) if verb == "plan" else words[1:]
+    return verb, module, parser.parse_args(rest)
 
 
 def _can_be_launched(words: list[str], claim: LaunchClaim) -> bool:

@@ -208,6 +208,9 @@ class MeshSection(Section):
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
     cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
     sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
+    machine: str | None = key(
+        "for mpitp plan: the machine's file, of mpitp bench machine", None, NOT_EMPTY, is_path=True
+    )
     group: str = key('a group of your own around the library\'s, "my.module:Class" or "file.py:Class"', "", GROUP)
 
     @property

@@ -265,13 +265,18 @@ def _section_lines(section: Section) -> list[str]:
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)
         if value != ():
-            lines.append(f"{field.name} = {_toml(value)}  # {field.metadata['help']}")
+            lines.append(f"{field.name} = {toml_value(value)}  # {field.metadata['help']}")
     return lines
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML has it; a table of numbers with a line for each row."""
     if isinstance(value, tuple):
-        return "[\n" + "".join(f"  [{', '.join(map(_toml, row))}],\n" for row in value) + "]"
+        return "[\n" + "".join(f"  [{', '.join(map(toml_value, row))}],\n" for row in value) + "]"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
         return str(int(value))
     return f'"{_escaped(value)}"' if isinstance(value, str) else repr(value)

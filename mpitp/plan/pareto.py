@@ -1,0 +1,56 @@
+"""The front of time and memory as a picture, by matplotlib."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mpitp.errors import FileError, UsageError
+from mpitp.files import os_failure, remove
+from mpitp.plan.choice import Choice
+
+
+def check_front(path: Path) -> None:
+    """Raise UsageError or FileError, before anything is computed, where there will be no picture."""
+    if path.suffix not in (".svg", ".png"):
+        raise UsageError(f"--pareto {path}: the name must end in .svg or .png")
+    if find_spec("matplotlib") is None:
+        raise UsageError(f'--pareto {path} needs matplotlib: pip install "mpitp[plot]"; the front is printed anyway')
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise FileError(f"can't draw to {path}: it is a directory, or {path.parent} can't be written")
+
+
+def draw_front(choice: Choice, path: Path) -> None:
+    """Seconds of a step against memory a rank: the front, the fastest few, the user's own. Published by rename."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6))
+    _draw(choice, figure)
+    staging = path.with_name(f".{path.name[:200]}.{os.getpid()}")
+    try:
+        figure.savefig(staging, format=path.suffix[1:], bbox_inches="tight")
+        os.replace(staging, path)
+    except OSError as error:
+        raise os_failure("write", path, error) from error
+    finally:
+        remove(staging)
+
+
+def _draw(choice: Choice, figure: Any) -> None:
+    axes = figure.subplots()
+    kinds = [("front", choice.found.front, "o-"), ("fastest", choice.found.best, "s")]
+    kinds.append(("compared", [each.cost for each in choice.compared if each.cost], "x"))
+    for label, costs, marker in kinds:
+        if costs:
+            points = [(cost.memory.total / 2**30, cost.seconds) for cost in costs]
+            axes.plot(*zip(*points, strict=True), marker, label=label)
+    for cost in choice.found.front:
+        place = (cost.memory.total / 2**30, cost.seconds)
+        axes.annotate(str(cost.layout), place, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axes.axvline(choice.limit / 2**30, linestyle=":", color="gray", label="memory of a rank")
+    axes.set_xlabel("memory a rank, GiB")
+    axes.set_ylabel("seconds a step")
+    axes.set_title(f"{choice.ranks} ranks of {choice.machine.machine.name}")
+    axes.legend()
