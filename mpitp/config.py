@@ -165,7 +165,7 @@ class TaskSection(Section):
 
     section: ClassVar[str] = "task"
     kind: str = key(
-        "text: the next token; masked: hidden tokens; classification, image: classes; translation: targets of sources",
+        "what comes next in text or was masked, classes of texts or images, translations",
         "text",
         one_of("text", "masked", "classification", "image", "translation"),
     )
