@@ -14,13 +14,16 @@ DESCRIPTION = """\
 Turn a GGUF file of the Llama family (architectures llama and qwen2; any quantisation that the gguf package reads) into
 a Hugging Face directory: config.json, generation_config.json, model.safetensors, tokenizer.json with the chat template.
 With --weights, round the matrices of such a file or of a Hugging Face directory to 8 or 4 bits, with one scale for
-every 32 neighbours, to generate text from less memory and faster."""
+every 32 neighbours, to generate text from less memory and faster.
+With --upcycle E, make a mixture of E experts (a Mixtral) of a Llama's or Mistral's directory: each expert begins as a
+copy of the MLP, so that it writes what the dense model does until it is trained."""
 
 EXAMPLES = """\
 examples:
   mpitp convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
   mpitp convert llama.gguf models/llama --dtype bfloat16
   mpitp convert --weights int8 models/llama models/llama-int8
+  mpitp convert --upcycle 8 models/llama models/llama-8x
   mpitp generate --model models/smollm2 --prompt "The capital of France is"
 
 Quantised weights are stored as the floats that they stand for, so a directory is larger than its GGUF file: 4 bytes a
@@ -36,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line of `mpitp convert`."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.add_argument(
-        "source", type=input_path, metavar="FILE.gguf|DIR", help="the file to convert, or, with --weights, a directory"
+        "source",
+        type=input_path,
+        metavar="FILE.gguf|DIR",
+        help="the file to convert, or, with --weights or --upcycle, a directory",
     )
     parser.add_argument("directory", type=path_option, metavar="DIR", help="the directory to make")
     parser.add_argument(
@@ -46,15 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what weights are stored in (default float32, exact)",
     )
     parser.add_argument("--weights", choices=list(BITS), help="round the matrices to 8 or 4 bits")
+    parser.add_argument("--upcycle", type=int, metavar="E", help="make a mixture of E experts of a dense model")
+    parser.add_argument("--experts-per-token", type=int, metavar="K", help="of the E experts (default 2)")
     parser.add_argument("--overwrite", action="store_true", help="replace a model directory that is already there")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, with a progress bar on stderr."""
+    if args.upcycle is not None:
+        return _upcycle(args)
+    if args.experts_per_token is not None:
+        raise UsageError("--experts-per-token is for --upcycle E; add it, or leave both out")
     if args.weights is not None:
         return _round(args)
     if Path(args.source).is_dir():
-        raise UsageError(f"{args.source} is a directory; it is converted with --weights int8 or int4 only")
+        raise UsageError(f"{args.source} is a directory; it is converted with --weights int8 or int4, or --upcycle E")
     config = _convert(args, args.directory)
     _say(args.directory, config, args.dtype)
     return 0
@@ -80,6 +92,25 @@ def _round(args: argparse.Namespace) -> int:
                 source, args.directory, grouping, overwrite=args.overwrite, progress=bar.update, start=bar.reset
             )
     _say(args.directory, config, f"{args.weights}, {bits_a_weight(grouping):g} bits a weight of a matrix")
+    return 0
+
+
+def _upcycle(args: argparse.Namespace) -> int:
+    """Make a mixture of experts of a dense model's directory."""
+    from mpitp.convert.upcycling import upcycle
+
+    if args.weights is not None:
+        raise UsageError("--upcycle makes experts in floats, and those can't be rounded; leave out --weights")
+    top_k = min(2, args.upcycle) if args.experts_per_token is None else args.experts_per_token
+    if not 1 <= top_k <= args.upcycle:
+        raise UsageError(
+            f"--experts-per-token {top_k} of --upcycle {args.upcycle}: a token goes to one expert at least, and to no "
+            "more than there are"
+        )
+    if not Path(args.source).is_dir():
+        raise UsageError(f"--upcycle takes a Hugging Face directory, and {args.source} isn't one; convert it first")
+    config = upcycle(args.source, args.directory, args.upcycle, top_k, dtype=args.dtype, overwrite=args.overwrite)
+    _say(args.directory, config, f"{args.upcycle} experts, {top_k} a token, {args.dtype}")
     return 0
 
 

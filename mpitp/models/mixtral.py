@@ -14,6 +14,7 @@ from mpitp.models.facts import Defaults, finished, with_traits
 from mpitp.models.llama import attention_pieces, llama_facts, norm_pieces, outer_pieces
 from mpitp.models.mixture import Mixture, check_choice, expert_pieces, read_losses
 from mpitp.models.names import HfPiece
+from mpitp.models.rope_keys import RopeKeys
 from mpitp.models.windows import SLIDING, read_window, windows_of
 
 _DEFAULTS = Defaults(max_positions=131072, norm_eps=1e-5, tied=False, kv_heads=8)
@@ -22,7 +23,7 @@ _DEFAULTS = Defaults(max_positions=131072, norm_eps=1e-5, tied=False, kv_heads=8
 def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """The config of a Mixtral directory. Raises ConfigError for what is missing, unknown or not supported."""
     read = HfConfigReader(raw)
-    facts = llama_facts(read, _DEFAULTS)
+    facts = llama_facts(read, _DEFAULTS, RopeKeys(theta=1e6))
     num_layers, window = facts["num_layers"], read_window(read, None)
     kinds = [SLIDING] * num_layers if window is not None else []
     windows = windows_of(kinds, window, num_layers, facts["max_positions"])
