@@ -16,8 +16,8 @@ from mpitp.step.page import page_of
 from mpitp.step.rows import row_lines
 from mpitp.step.source import Wish, make_film
 from mpitp.step.walk import Walk
+from tests.step.browser import browse, needs_chromium
 from tests.step.test_letters import CLOSE
-from tests.step.test_page import browse, needs_chromium
 from tests.step.test_record import values
 
 LAYOUTS: dict[str, tuple[str, int, Layout]] = {
@@ -174,7 +174,7 @@ document.body.replaceChildren(told);
 @needs_chromium
 def test_page_of_a_mesh_in_a_browser(tmp_path: Path) -> None:
     film = make_film(Wish(ranks=4, layout=Layout(pp=2, dp=2)))
-    found = browse(tmp_path, page_of(film), actions=ACTIONS)
+    found = browse(tmp_path, page_of(film), "1366,900", ACTIONS)
     assert found["errors"] == []
     sends = [op for op in film.ops if op.collective == "send"]
     assert found["messages"] == 2 * len(sends) and found["marked"] == 2 and found["joined"] > 0

@@ -36,7 +36,7 @@ function tellNotes() {
 }
 
 /* Paper: every operation on a page of its own, as large as it fits. */
-const SLIDE_HEIGHT = 700, SLIDE_ZOOMS = [1.4, 1.1, .85, .6];
+const SLIDE_HEIGHT = 700, SLIDE_ZOOMS = [1.4, 1.1, .85, .6, .45, .35];
 function makeSlides() {
   const theme = document.documentElement.dataset.theme, box = $("slides"), kept = canvases;
   document.documentElement.dataset.theme = "light";

@@ -9,7 +9,7 @@ const NAMES_OF = {all_reduce: "all-reduce", all_gather: "all-gather", reduce_sca
 function beginning(kind, ranks) {
   const own = rank => Array.from({length: ranks}, (_, piece) => {
     const has = kind === "all_gather" ? piece === rank : kind === "send" || kind === "broadcast" ? rank === 0 : true;
-    return new Set(has ? [rank] : []);
+    return new Set(kind === "copy" ? [0] : has ? [rank] : []);
   });
   const nodes = Array.from({length: ranks}, (_, rank) => own(rank));
   if (kind === "all_to_all")  /* the second half of a node are the blocks that it gets */
@@ -45,11 +45,12 @@ function piecesOf(op) {
   return splitEvenly(Math.round(bytesIn / item), op.groups[0].length).map(([from, to]) => (to - from) * item);
 }
 
+const newState = (kind, ranks) => ({way: Object.keys(data.schedules[ranks][kind] || {})[0], round: 0, timer: null});
 /* An animation with its controls. It has step(), play() and pause(). */
-function sendsBox(kind, ranks, pieces, members = Array.from({length: ranks}, (_, rank) => rank)) {
+function sendsBox(kind, ranks, pieces, members = Array.from({length: ranks}, (_, rank) => rank), state = newState(kind, ranks)) {
   const ways = data.schedules[ranks][kind] || {}, box = element("div", {class: "sends"}), controls = element("div", {class: "controls"});
   const picture = element("div", {class: "nodes"}), caption = element("div", {class: "caption", "aria-live": "polite"});
-  const state = {way: Object.keys(ways)[0], round: 0, timer: null};
+  clearInterval(state.timer); state.timer = null;
   const rounds = () => ways[state.way] || [];
   const draw = move => {
     drawNodes(picture, kind, members, rounds(), state.round, move);
@@ -81,7 +82,7 @@ function sendsBox(kind, ranks, pieces, members = Array.from({length: ranks}, (_,
     controls.append(choice);
   }
   const mark = () => controls.querySelectorAll("[data-way]").forEach(node => node.setAttribute("aria-pressed", node.dataset.way === state.way));
-  controls.append(back, play, forth);
+  if (rounds().length) controls.append(back, play, forth);
   box.append(controls, picture, caption);
   mark();
   draw(false);
@@ -152,11 +153,25 @@ function travel(parcel, [x1, y1], [x2, y2], top, moves) {
 }
 
 let player = null;  /* of the collective at hand */
+let kept = {};  /* its state, so that drawing it anew doesn't begin it anew */
 function sendsCard(op) {
-  const kind = kindOf(op), box = sendsBox(kind, op.groups[0].length, piecesOf(op), op.groups[0]);
+  const kind = kindOf(op), key = `${data.films.indexOf(film)} ${op.number}`, members = op.groups[0];
+  if (kept.key !== key) kept = {key, state: newState(kind, members.length)};
+  const box = sendsBox(kind, members.length, piecesOf(op), members, kept.state);
   player = box.player;
   const way = op.collective.startsWith("all_reduce_in_order")
     ? "drawn as a plain sum; the ordered one adds blocks from left to right, slice by slice" : "";
+  const halves = element("div", {class: "halves"}, box);
+  if (op.conjugate) halves.append(otherPass(op, kind, members));
   return element("div", {class: "card wide"}, element("h3", {}, `how it is sent: ${NAMES_OF[kind] || kind}`,
-    element("span", {class: "role"}, way)), box);
+    element("span", {class: "role"}, way)), halves);
+}
+/* What is sent in the other pass at this place. */
+function otherPass(op, kind, members) {
+  const other = film.ops[op.conjugate - 1], name = other.collective ? kindOf(other) : "copy", [, why] = data.conjugates[kind];
+  const pieces = other.collective ? piecesOf(other) : piecesOf(op);
+  const note = op.phase === "backward" && kind === "all_reduce"
+    ? "every rank used the same array here: its gradient is the sum of theirs" : why;
+  return element("div", {class: "conjugate"}, element("b", {}, `in ${other.phase}: ${NAMES_OF[name] || name}`),
+    sendsBox(name, members.length, pieces, members), element("div", {class: "note"}, note));
 }
