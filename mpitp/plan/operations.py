@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
-from mpitp.layers.embedding import VocabParallelEmbedding
+from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -61,7 +62,9 @@ class Ends:
 
 
 def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
-    """Of a layer without layers inside, over the rows that this rank has."""
+    """Of a layer without layers inside, over the rows that this rank has. Raises ConfigError for one that multiplies
+    by a matrix and has no formula here.
+    """
     match layer:
         case ColumnParallelLinear() | RowParallelLinear():
             return _product(layer, ends)
@@ -73,6 +76,10 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             moved = ends.taken * (ends.item + ends.wide)
             return Cost(LOSS, moved=(moved, moved))
     kind = NORM if isinstance(layer, LayerNorm | RMSNorm) else ELEMENTWISE
+    if not isinstance(layer, PositionEmbedding) and any(param.data.ndim > 1 for param in layer.params().values()):
+        raise ConfigError(
+            f"plan graph has no formula for the work of a {type(layer).__name__}; it knows decoders without experts"
+        )
     return Cost(kind, moved=_elementwise(ends))
 
 

@@ -4,7 +4,7 @@ Of each stage one rank stands for all: the first along every axis but pp. Ranks 
 first has one more), ranks along dp, ep and cp by the rows that they have. Behind the microbatches come, on every rank,
 
     sums of gradients    ZeRO 0: all_reduce of P w;  1: reduce_scatter of P w and all_gather of its rows of P s;  2: the
-                         same with a reduce_scatter a microbatch;  3: all_gather twice and reduce_scatter a microbatch
+                         same with a reduce_scatter a microbatch;  3: about two all_gathers and a reduce_scatter each
     tied tables          their gradient between the first and the last stage, a message each way
     sums along tp        of gradients that sequence parallelism leaves partial
     gradient norm        all_reduce of 8 bytes for every block of every parameter part
