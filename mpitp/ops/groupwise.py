@@ -20,11 +20,12 @@ import numpy as np
 from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import Array, array_module
 from mpitp.errors import ConfigError
-from mpitp.ops.linear import FEWEST_ROWS, linear_forward
+from mpitp.ops.linear import linear_forward
 
 GROUP_SIZE = 32
 BITS = (8, 4)
 WIDENED_BYTES = 256 * 1024  # of rows that are widened at a time: the second-level cache
+COMPILED_ROWS = 16  # of x up to here the compiled kernels are faster than widened weights and BLAS
 MOST_SCALE = 65504.0  # float16
 
 
@@ -100,7 +101,7 @@ def groupwise_forward(x: Array, codes: Array, scales: Array, grouping: Grouping,
     """y [t, n] of x [t, k]: x @ w.T, float32; written to `out` when given."""
     xp, (t, k), n = array_module(x), x.shape, scales.shape[0]
     y = xp.empty((t, n), x.dtype) if out is None else out
-    is_few = 0 < t <= FEWEST_ROWS and k > 0 and x.dtype == np.float32
+    is_few = 0 < t <= COMPILED_ROWS and k > 0 and x.dtype == np.float32
     if is_few and grouping.size == GROUP_SIZE and is_accelerated(xp, x.dtype):
         from mpitp.ops.compiled.groupwise import few_rows
 

@@ -67,16 +67,17 @@ def test_products_are_those_of_the_widened_matrix(bits: int, rows: int, xp: Any)
 
 
 @pytest.mark.usefixtures("accelerated")
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 16])
 @pytest.mark.parametrize("bits", BITS)
-def test_compiled_products(bits: int) -> None:
+def test_compiled_products(bits: int, rows: int) -> None:
     """As the plain ones to rounding, into gaps too, and a row's bits don't depend on the others beside it."""
     grouping = Grouping(bits)
     codes, scales = quantise(matrix(50, 96), grouping)
     scales = scales.astype(np.float32)
-    x, w = matrix(5, 96, 1), widened(codes, scales, grouping)
-    out = np.zeros((5, 60), np.float32)
+    x, w = matrix(rows, 96, 1), widened(codes, scales, grouping)
+    out = np.zeros((rows, 60), np.float32)
     groupwise_forward(x, codes, scales, grouping, out=out[:, 4:54])
-    alone = [groupwise_forward(x[i : i + 1], codes, scales, grouping)[0] for i in range(5)]
+    alone = [groupwise_forward(x[i : i + 1], codes, scales, grouping)[0] for i in range(rows)]
     inner = groupwise_forward(x[:, 32:], codes[:, 32 * bits // 8 :], scales[:, 1:], grouping)
     np.testing.assert_allclose(out[:, 4:54], x @ w.T, rtol=0, atol=1e-5)
     assert (out[:, :4] == 0).all() and (out[:, 54:] == 0).all()
