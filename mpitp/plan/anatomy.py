@@ -14,6 +14,7 @@ import numpy as np
 
 from mpitp.backend.precision import is_half, wide_dtype
 from mpitp.comm.mesh import abstract_mesh
+from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads, SelfAttention
 from mpitp.layers.layer import Layer, walk
 from mpitp.layers.param import Param
@@ -87,6 +88,11 @@ class Anatomy:
 
     def __init__(self, facts: Facts, machine: Machine) -> None:
         self.facts, self.machine = facts, machine
+        if facts.decoder.traits.mixture:
+            raise ConfigError(
+                f"there is no formula for the time of experts (model_type {facts.decoder.model_type!r}); plans of time "
+                "know decoders without them"
+            )
         machine.products.of(facts.dtype)
         whole = abstract_model(facts.decoder, make_site(abstract_mesh({"tp": 1}), dtype=facts.dtype))
         self.names = list(whole.layers)

@@ -12,6 +12,7 @@ import pytest
 from mpitp.cli import main
 from tests.plan.cases import LLAMA
 
+EXPERTS = [f"--set=model.{key}" for key in ("model_type=mixtral", "num_local_experts=2", "num_experts_per_tok=1")]
 MACHINE = Path(__file__).parents[2] / "examples/machines/ethernet_cpu.toml"
 
 
@@ -82,6 +83,7 @@ def test_weak_scaling_is_drawn(run_file: Path, tmp_path: Path, capsys: pytest.Ca
         (["--notice-seconds", "-1"], "from 0 up"),
         (["--set", "mesh.tp=3"], "the job has 32"),
         (["--machine", "/nowhere.toml"], "can't read the machine file"),
+        (EXPERTS, "no formula for the time of experts"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
