@@ -65,7 +65,7 @@ def choose_experts(logits: Array, top_k: int, *, normed: bool) -> Choice:
     sums = probs.sum(axis=1, keepdims=True)
     log_sums = (largest + xp.log(sums))[:, 0]
     probs /= sums
-    chosen = np.argsort(-to_host(probs), axis=1, kind="stable")[:, :top_k]
+    chosen = np.argsort(-to_host(probs), axis=1, kind="stable")[:, :top_k].copy()
     choice = Choice(probs, log_sums, probs, chosen)
     scores = choice.of_chosen(probs)
     if normed:

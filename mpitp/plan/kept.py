@@ -27,16 +27,20 @@ from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.exchange import StayHere
+from mpitp.layers.experts import Experts
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.layer import Layer, Wrapper, unwrapped, walk
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.mixture import SharedExpert
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.parallel_block import ParallelBlock
 from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of
 from mpitp.layers.recompute import Recompute
+from mpitp.layers.router import Router
 from mpitp.layers.rows import Rows
 from mpitp.layers.scale import Scale, SoftCap
 from mpitp.layers.site import Site
@@ -103,6 +107,13 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return s.rows * ((heads + len(layer.heads.kv)) * layer.q_weight.data.shape[0] * s.item + heads * s.wide)
         case AttentionHeads():
             return _heads(layer, s)
+        case Router():
+            return s.shard * (s.hidden * s.item + _choice(layer, s))
+        case Experts():
+            return _experts(layer, s)
+        case SharedExpert():
+            read = 0 if s.is_gathered else s.shard * s.hidden * s.item  # the router's x
+            return s.shard * (s.hidden + 1) * s.item + kept_of(layer.mlp, s) - read
         case MLP():
             return kept_of(layer.up, s) + s.rows * layer.up.product.shape[0] * s.item + kept_of(layer.down, s)
     return _of_children(layer, s)
@@ -118,8 +129,12 @@ def kept_again(layer: Layer, sizes: Sizes) -> int:
 
 def put_off(layer: Layer, sizes: Sizes) -> int:
     """Bytes that weight gradients need which are computed later: x and dy of every linear inside."""
-    linears = [inner for _, inner in walk({"": layer}) if isinstance(inner, ColumnParallelLinear | RowParallelLinear)]
-    return sizes.rows * sizes.item * sum(sum(linear.product.shape) for linear in linears)
+    inside = [inner for _, inner in walk({"": layer})]
+    linears = [inner for inner in inside if isinstance(inner, ColumnParallelLinear | RowParallelLinear)]
+    experts = [inner for inner in inside if isinstance(inner, Experts)]
+    columns = sum(sum(linear.product.shape) for linear in linears)
+    columns += sum(each.sizes.top_k * (2 * sizes.hidden + 3 * _inner(each)) for each in experts)
+    return sizes.rows * sizes.item * columns
 
 
 def _of_children(layer: Layer, sizes: Sizes) -> int:
@@ -132,6 +147,24 @@ def _of_children(layer: Layer, sizes: Sizes) -> int:
         gathered = sizes.is_gathered and layer.norm2 is None
         total -= 0 if gathered else shared
     return total
+
+
+def _choice(layer: Router, s: Sizes) -> int:
+    """Of one row: probabilities, their log sum, and the chosen experts with their scores."""
+    return (layer.product.shape[0] + 1) * s.wide + layer.routing.top_k * (s.item + INDEX_BYTES)
+
+
+def _inner(layer: Experts) -> int:
+    """Columns of an expert on this rank."""
+    return layer.down.data.shape[2]
+
+
+def _experts(layer: Experts, s: Sizes) -> int:
+    """Of rows that the routing deals evenly: as they go in and come out, their inner columns, and where they go."""
+    rows, k = s.rows * layer.sizes.top_k, layer.sizes.top_k
+    places = 3 if isinstance(layer.pairs.exchange, StayHere) else 5
+    scores = s.rows * k * s.item if s.is_gathered else 0
+    return scores + rows * ((2 * s.hidden + 3 * _inner(layer)) * s.item + places * INDEX_BYTES)
 
 
 def _heads(layer: AttentionHeads, s: Sizes) -> int:

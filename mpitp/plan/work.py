@@ -23,10 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.experts import Experts
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.keys import OwnKeys
@@ -35,6 +37,7 @@ from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.param import Param
+from mpitp.layers.router import Router
 from mpitp.layers.scale import Scale, SoftCap
 from mpitp.ops.sight import DEVICE_LONG_TILE, DEVICE_TILE, LONG_TILE, TILE, Band, Sight
 from mpitp.plan.kept import Sizes
@@ -131,6 +134,10 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
             return _linear(layer, s)
         case AttentionHeads():
             return _heads(layer, s, of)
+        case Router() | Experts():
+            raise ConfigError(
+                f"plans have no formula for the time of a {type(layer).__name__}: they know models without experts"
+            )
         case MLP():
             return _mlp(layer, s, of)
         case LayerNorm() | RMSNorm():

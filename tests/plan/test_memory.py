@@ -13,15 +13,18 @@ import pytest
 
 from mpitp.backend.device import CpuDevice
 from mpitp.cli import main
-from mpitp.comm import Group, run_threads
+from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.config import RunConfig, run_config_from
 from mpitp.errors import ConfigError
 from mpitp.layers.layer import Layer
+from mpitp.layers.rows import Rows
+from mpitp.layers.site import make_site
 from mpitp.models import registry
 from mpitp.models.model import CausalLM
 from mpitp.pipeline import runner as pipeline
 from mpitp.plan.kept import Sizes, kept_of
 from mpitp.plan.memory_command import run_memory, table
+from mpitp.plan.work import Sequences, work_of
 from mpitp.step.record import arrays_in
 from mpitp.train.run import TrainLoop, train
 from mpitp.train.stop import StopSignals
@@ -32,7 +35,11 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 301,
     "num_hidden_layers": 4, "intermediate_size": 130, "max_position_embeddings": 32, "tie_word_embeddings": True,
 }  # fmt: skip
-KINDS = {"gpt2": GPT2, "llama": LLAMA, "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8}}
+MOE = {
+    **LLAMA, "model_type": "qwen2_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 70, "mlp_only_layers": [1], "output_router_logits": True,
+}  # fmt: skip
+KINDS = {"moe": MOE, "gpt2": GPT2, "llama": LLAMA, "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8}}
 
 LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of the run file
     (1, "gpt2", {}),
@@ -41,6 +48,8 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of t
     (3, "llama", {"train.recompute": "every:2"}),
     (2, "gpt2", {"mesh.sequence_parallel": True, "model.dtype": "float16"}),
     (3, "qwen3", {"mesh.sequence_parallel": True}),
+    (1, "moe", {}),
+    (2, "moe", {"mesh.sequence_parallel": True}),
     (2, "llama", {"mesh.dp": 2}),
     (4, "gpt2", {"mesh.dp": 2, "optim.zero": 1, "model.dtype": "bfloat16"}),
     (2, "llama", {"mesh.dp": 2, "optim.zero": 2}),
@@ -215,3 +224,10 @@ def test_what_cannot_be_told(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="need at least 2 for each replica"):  # as `mpitp train` would
         run_memory(config_of(data, tmp_path / "run", "gpt2", {"mesh.pp": 2, "mesh.dp": 4}), 8)
     assert len(table(*(lambda c: (c, run_memory(c, 2)))(config_of(data, tmp_path / "run", "gpt2", {})))) > 4
+
+
+def test_plans_of_time_refuse_experts_that_they_have_no_formula_for() -> None:
+    site = make_site(SerialGroup())
+    mixture = registry.abstract_model(registry.config_from_hf(MOE), site)["blocks.0.mlp"]
+    with pytest.raises(ConfigError, match="no formula for the time of a Router"):
+        work_of(mixture, Sizes.of(Rows.of([16]), site, 48), Sequences(16))
