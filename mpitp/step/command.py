@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from mpitp.step.walk import Walk
 
 _DESCRIPTION = """\
-Step through one forward and one backward pass of a model whose ranks are simulated as threads of this process, one
-operation at a time, forwards and backwards: the equation, every rank's arrays side by side, each with the letter of its
-type (I, R, V or P), each collective with its bytes and its conjugate in the other pass, and the memory held.
+Step through one training step of a model whose ranks are simulated as threads of this process, one operation at a time,
+forwards and backwards: the equation, why it is there and what would break without it, every rank's arrays side by side,
+each with the letter of its type (I, R, V or P), each collective with its messages, its bytes and its conjugate in the
+other pass, the gradient norm, clipping and AdamW, and the memory held.
 All numbers come from the real layers. Without a model, a tiny Llama is used, in which every number can be seen."""
 
 _EPILOG = """\

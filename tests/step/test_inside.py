@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,11 @@ def test_every_operation_says_why_and_shows_its_code(preset: str) -> None:
         assert told.chapter in EXAMPLES and told.why.endswith(".") and told.without.endswith(".")
         assert "A layer of its own" not in told.why, (op.subject, op.phase)
         assert code_of(op.code).startswith(("def ", "@")), op.code
+
+
+def test_chapters_lead_to_examples_that_are_there() -> None:
+    folder = Path(__file__).resolve().parents[2] / "examples"
+    assert [name for names in EXAMPLES.values() for name in names if not (folder / name).is_file()] == []
 
 
 def test_code_that_is_not_at_hand() -> None:

@@ -12,6 +12,7 @@ from mpitp.step.cuts import Sizes, cuts
 from mpitp.step.page import page_of
 from mpitp.step.sends import ALGORITHMS
 from mpitp.step.source import Wish, make_films
+from mpitp.step.tour import guide
 from tests.step.browser import browse, chromium, needs_chromium
 from tests.step.films import film_of
 
@@ -86,6 +87,9 @@ $("code").close();
 $("chapter").value = "optimizer"; $("chapter").dispatchEvent(new Event("input")); result.chapter = state();
 press("f"); result.presents = [document.body.className, getComputedStyle($("timeline")).display]; press("f");
 result.notes = notesOf(film.ops[6]).map(node => node.textContent);
+press("Home"); press("q"); press("n"); $("given").value = "y";
+$("question").querySelector("button[value=answer]").click();
+result.reason = $("verdict").textContent; press("q");
 makeSlides(); result.slides = document.querySelectorAll("#slides .slide").length;
 result.tall = [...document.querySelectorAll("#slides .slide .arrays")].filter(node => node.scrollHeight > 720).length;
 """
@@ -151,6 +155,7 @@ def test_the_tour_of_a_page_with_several_films(tmp_path: Path) -> None:
     assert found["chapter"][3] == "update.norm"
     assert found["presents"] == ["present", "none"]
     assert found["notes"][0].startswith("7 of 55. blocks.0.attention.out") and any("Ask: " in n for n in found["notes"])
+    assert found["reason"].startswith("right: yes, all_reduce sum") and guide(film_of().ops[1]).why in found["reason"]
     assert found["slides"] == 55 and found["tall"] == 0
 
 

@@ -12,13 +12,15 @@ function arrayCard(op, array, zoom, palette) {
   const look = lookOf(array, side, zoom, palette);
   const scaled = look.exponent && array.pictures[0].is_whole && !array.pictures[0].dtype.includes("int");
   const heading = element("h3", {}, element("span", {class: "role"}, ROLES[array.role]), ...nameAndChip(array, op.arrays.length >= MANY));
+  if (!array.pictures[0].is_whole) heading.append(element("span", {class: "role"}, "magnitudes of tiles"));
   if (scaled) heading.append(element("span", {class: "role"}, "times 10", element("sup", {}, String(look.exponent))));
   const ranks = element("div", {class: "ranks"});
   const isStack = array.role === "mid" && array.pictures.some(picture => picture.shape.length === 3);
   if (isStack) ranks.append(...array.pictures.flatMap((_, rank) => byHead(op, array, rank, zoom, palette)));
-  else if (array.role === "mid" && array.letter === "I") ranks.append(onEveryRank(op, array, look));
+  else if (isAlike(array) && op.arrays.length >= MANY) ranks.append(onEveryRank(op, array, look));
   else array.pictures.forEach((picture, rank) => {
-    const caption = `${rankName(op, rank)}  [${picture.shape.join(", ")}]${picture.is_whole ? "" : "  magnitudes of tiles"}`;
+    const name = film.places.length && op.arrays.length >= MANY ? `r${op.ranks[rank]}` : rankName(op, rank);
+    const caption = `${name}  [${picture.shape.join(", ")}]`;
     const figure = element("figure", {class: "of-rank", style: `--rank: ${rankColour(op.ranks[rank])}`},
       element("figcaption", {}, caption), matrix(op, array, rank, look));
     if (picture.dtype.includes("int") && array.name.includes("ids")) figure.append(tokenText(picture));
@@ -34,12 +36,12 @@ function byHead(op, array, rank, zoom, palette) {
   return Array.from({length: picture.is_whole ? heads : 0}, (_, head) => {
     const part = {...picture, shape: picture.shape.slice(1), values: picture.values.slice(head * t, (head + 1) * t)};
     return element("figure", {class: "of-rank", style: `--rank: ${rankColour(op.ranks[rank])}`},
-      element("figcaption", {}, film.places.length ? `head ${head + 1} there, rank ${op.ranks[rank]}` : `head ${before + head}, rank ${rank}`), matrix(op, array, rank, look, head * t, part));
+      element("figcaption", {}, all > 6 || film.places.length ? `r${op.ranks[rank]}, h${head}` : `head ${before + head}, rank ${rank}`), matrix(op, array, rank, look, head * t, part));
   });
 }
+const isAlike = array => array.letter === "I" && array.letters.every(([, letter]) => letter === "I");
 function onEveryRank(op, array, look) {
-  const picture = {...array.pictures[0], isMask: array.name === "mask"};
-  return element("figure", {class: "of-all"}, element("figcaption", {}, "on every rank"), matrix(op, array, 0, look, 0, picture));
+  return element("figure", {class: "of-all"}, element("figcaption", {}, "on every rank"), matrix(op, array, 0, look));
 }
 /* The text of token ids, where there is one. */
 function tokenText(picture) {
@@ -56,7 +58,7 @@ function inOrder(op) {
 }
 
 /* As large as all of the operation's arrays can be with none of them below the screen; never too small to be seen. */
-const ZOOMS = [2.4, 2, 1.7, 1.4, 1.2, 1, .85, .7, .6, .5, .42, .35];
+const ZOOMS = [2.4, 2, 1.7, 1.4, 1.2, 1, .85, .7, .6, .5, .42, .35, .28, .22];
 const chosen = new Map();  /* the number of a zoom, by what it depends on */
 function drawArrays(op, palette) {
   const box = $("arrays"), key = [data.films.indexOf(film), op.number, innerWidth, innerHeight, document.body.className].join();
@@ -74,7 +76,7 @@ function drawArrays(op, palette) {
 }
 function allFit(box) {
   const cards = [...box.children], bottom = Math.max(...cards.map(card => card.getBoundingClientRect().bottom));
-  const end = window.innerHeight - document.querySelector("footer").offsetHeight;
+  const end = document.querySelector("footer").getBoundingClientRect().top;
   return bottom + window.scrollY <= end && cards.every(card => card.scrollWidth <= card.clientWidth + 1);
 }
 function fillArrays(box, op, zoom, palette) {

@@ -24,7 +24,7 @@ function lookOf(array, side, zoom, palette) {
 function cellOf(picture, look) {
   const cols = picture.values.length ? picture.values[0].length : 0, rows = picture.values.length;
   const size = Math.max(3, Math.min(Math.round(46 * look.zoom), Math.floor(look.side / Math.max(cols, 1))));
-  const room = Math.floor(420 * Math.max(look.zoom, .5) / Math.max(rows, 1));  /* of a tall array no more than this */
+  const room = Math.floor(420 * look.zoom / Math.max(rows, 1));  /* of a tall array no more than this */
   const tall = Math.max(3, Math.min(size, Math.round(28 * look.zoom), Math.max(room, 3)));
   return [size, tall];
 }

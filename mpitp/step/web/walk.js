@@ -52,7 +52,7 @@ function otherFilm(ranks, invariant) {
   if (index >= 0) useFilm(index);
 }
 function tellFilm() {
-  foldVectors();
+  preparePictures();
   $("title").textContent = film.title;
   $("facts").textContent = film.facts.join("  \u00b7  ");
   document.title = `mpitp step: ${film.title}`;
@@ -69,9 +69,11 @@ function tellFilm() {
   const chapters = [...new Set(film.ops.map(op => op.chapter))];
   $("chapter").replaceChildren(...chapters.map(name => element("option", {value: name}, name)));
 }
-/* A long vector is shown in rows. */
+/* A long vector is shown in rows; a mask has colours. */
 const FOLD = 10;
-function foldVectors() {
+function preparePictures() {
+  for (const array of film.ops.flatMap(op => op.arrays).filter(array => array.name === "mask"))
+    for (const picture of array.pictures) picture.isMask = true;
   for (const picture of film.ops.flatMap(op => op.arrays).flatMap(array => array.pictures)) {
     const [row] = picture.values;
     if (picture.shape.length !== 1 || picture.values.length !== 1 || row.length <= 14) continue;
