@@ -70,7 +70,7 @@ class ExpertSizes:
 
 @dataclass(slots=True)
 class ExpertsContext:
-    """What backward needs; `dscores`: what it leaves for the router."""
+    """What backward needs."""
 
     order: Order
     trip: Trip
@@ -79,7 +79,6 @@ class ExpertsContext:
     inner: ActivationContext  # [n, 2f/tp]
     act: Array  # [n, f/tp]
     made: Array  # [k t, h] as they have come back, summands along tp
-    dscores: Array = None
 
 
 class Experts(Layer):
@@ -103,8 +102,10 @@ class Experts(Layer):
         y = pairs.exit.forward([y_partial], like=y_partial)
         return y, ExpertsContext(order, trip, scores, rows, inner, act, made)
 
-    def backward(self, dy: Array, ctx: ExpertsContext) -> Array:
-        """dy [t, h] -> dx [t, h]; dscores [t, k] is left in the context. Both sums run behind the weights' products."""
+    def backward(self, dy: Array, ctx: ExpertsContext, dscores: Array = None) -> Array:
+        """dy [t, h] -> dx [t, h], and into `dscores` [t, k] the scores' gradient (None: nobody asks for it). Both sums
+        run behind the weights' products.
+        """
         pairs, counts = self.pairs, ctx.trip.counts
         dmade, dscores_partial = combine_backward(pairs.exit.backward(dy), ctx.made, ctx.scores, ctx.order)
         dout = pairs.exchange.there(dmade, ctx.trip)
@@ -112,10 +113,12 @@ class Experts(Layer):
         drows = pairs.exchange.back(grouped_input_grad(dinner, self.gate_up.data, counts), ctx.trip)
         dx_partial = dispatch_backward(drows, ctx.order)
         dx = pairs.entry.start_backward([dx_partial], like=dx_partial)
-        dscores = pairs.scores.start_backward([dscores_partial], like=dscores_partial)
+        pending = pairs.scores.start_backward([dscores_partial], like=dscores_partial)
         _accumulate(self.down, dout, ctx.act, counts)
         _accumulate(self.gate_up, dinner, ctx.rows, counts)
-        ctx.dscores = dscores.wait()
+        summed = pending.wait()
+        if dscores is not None:
+            dscores[...] = summed
         return dx.wait()
 
     def _mlp(self, rows: Array, counts: np.ndarray) -> tuple[Array, ActivationContext, Array]:

@@ -101,8 +101,9 @@ class MixtureOfExperts(Layer):
 
     def backward(self, dy: Array, ctx: MixtureContext) -> Array:
         """dy [t, h] -> dx [t, h]."""
-        dx = self.experts.backward(dy, ctx.experts)
-        dx += self.router.backward(ctx.experts.dscores, ctx.router)
+        dscores = array_module(dy).empty(ctx.router.choice.scores.shape, dy.dtype)
+        dx = self.experts.backward(dy, ctx.experts, dscores)
+        dx += self.router.backward(dscores, ctx.router)
         if self.shared is not None:
             assert ctx.shared is not None
             dx += self.shared.backward(dy, ctx.shared)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpitp.backend.device import CpuDevice, Device
 from mpitp.comm import Group, SerialGroup, make_mesh, run_threads
 from mpitp.errors import ConfigError
 from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, build_model, config_from_hf
 from mpitp.optim.adamw import AdamWSettings
 from mpitp.verify.run import deal, plain_step
+from tests.layers.test_contract import arrays_in
 from tests.models.model_cases import LLAMA, MIXTURE_RAW, make_batch
-from tests.sharded import assert_close, fill, gradients
+from tests.sharded import StrictDevice, assert_close, fill, gradients
 
 MIXTRAL = {**MIXTURE_RAW["mixtral"], "output_router_logits": False, "router_z_loss_coef": 0.0}
 
@@ -138,3 +142,35 @@ def test_a_capacity_needs_whole_microbatches() -> None:
             build_model(config, make_site(make_mesh(group, {"cp": 2, "tp": 1})))
 
     run_threads(2, build)
+
+
+def loss_and_gradients(group: Group, device: Device, raw: Mapping[str, Any], mesh: Mapping[str, int]) -> Any:
+    model = build_model(config_from_hf(raw), make_site(make_mesh(group, mesh), dtype="float64", device=device))
+    fill(model.named_params())
+    loss, ctx = model.loss_forward(make_batch(model.config, 2))
+    model.loss_backward(ctx, 0.1)
+    return loss, gradients(group, list(model.named_params()))
+
+
+def test_a_context_is_not_written_to_and_can_be_pickled() -> None:
+    model = build_model(config_from_hf(MIXTURE_RAW["qwen2_moe"]), make_site(SerialGroup(), dtype="float64"))
+    fill(model.named_params())
+    _, ctx = model.loss_forward(make_batch(model.config, 2))
+    before = copy.deepcopy(ctx.model)
+    model.loss_backward(ctx, 0.1)
+    pairs = zip(arrays_in(before), arrays_in(ctx.model), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+    grads = gradients(SerialGroup(), model.named_params())
+    model.zero_grad()
+    model.loss_backward(pickle.loads(pickle.dumps(ctx)), 0.1)
+    assert_close(gradients(SerialGroup(), model.named_params()), grads, 0.0)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"ep": 2, "tp": 1}], ids=str)
+def test_arrays_stay_on_their_device(mesh: dict[str, int]) -> None:
+    raw = {**MIXTURE_RAW["qwen2_moe"], "expert_capacity_factor": 0.8}
+    ranks = mesh.get("ep", 1)
+    (loss, expected), *_ = run_threads(ranks, loss_and_gradients, CpuDevice(), raw, mesh)
+    (found_loss, found), *_ = run_threads(ranks, loss_and_gradients, StrictDevice(), raw, mesh)
+    assert found_loss == pytest.approx(loss, rel=1e-12)
+    assert_close(found, expected, 1e-12)
