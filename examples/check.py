@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # as a script it finds its neighbo
 from mpitp.backend.threads import limit_blas_threads  # noqa: E402
 
 USAGE = "usage: check.py --list | EXAMPLE | breaks [NUMBER]      (python examples/check.py --list names the examples)"
+BLANK = "___"
 POINTS = (2, 1)  # for the first try, the second
 TURNED = str.maketrans(
     {
@@ -100,6 +101,25 @@ def ask(exercise: Any, lines: Iterator[str]) -> int | None:
     return 0
 
 
+def table() -> dict[str, list[Any]]:
+    """All exercises, by the example's number or name."""
+    from examples.exercises import EXERCISES
+    from examples.mesh_exercises import MESH_EXERCISES
+
+    return EXERCISES | MESH_EXERCISES
+
+
+def blank(name: str, number: int, answer: Any) -> None:
+    """A notebook's blank: say whether an answer is right, and why; a hint where it isn't."""
+    exercise = table()[name][number - 1]
+    if answer == BLANK:
+        say(f"Put your answer in the place of {BLANK}, and run the cell.")
+    elif is_right(told(answer), exercise.answer()):
+        say(f"Right. {revealed(exercise.why)}")
+    else:
+        say(f"Not so. A hint: {exercise.hint}")
+
+
 def check(name: str, exercises: list[Any], title: str) -> None:
     """Ask all questions of an example, and tell the score."""
     say(f"{name}  {title}\n")
@@ -114,9 +134,9 @@ def check(name: str, exercises: list[Any], title: str) -> None:
     say(f"SCORE  {score} of {POINTS[0] * len(exercises)}")
 
 
-def listing(table: dict[str, Any], titles: dict[str, str]) -> None:
+def listing(every: dict[str, list[Any]], titles: dict[str, str]) -> None:
     """What there is."""
-    for name, exercises in table.items():
+    for name, exercises in every.items():
         print(f"{name:<20} {len(exercises)}  {titles[name]}"[:80].rstrip())
     print(f"{'breaks':<20} a game: a planted fault to find with the tools")
 
@@ -129,17 +149,15 @@ def title_of(path: Path) -> str:
 
 def main(words: list[str]) -> None:
     from examples import breaks
-    from examples.exercises import EXERCISES
-    from examples.mesh_exercises import MESH_EXERCISES
 
     limit_blas_threads(1)
-    table = EXERCISES | MESH_EXERCISES
-    paths = {name: next(HERE.glob(f"{name}_*.py" if name.isdecimal() else f"{name}.py")) for name in table}
+    every = table()
+    paths = {name: next(HERE.glob(f"{name}_*.py" if name.isdecimal() else f"{name}.py")) for name in every}
     titles = {name: title_of(path) for name, path in paths.items()}
     if words == ["--list"]:
-        listing(table, titles)
-    elif len(words) == 1 and words[0] in table:
-        check(words[0], table[words[0]], titles[words[0]])
+        listing(every, titles)
+    elif len(words) == 1 and words[0] in every:
+        check(words[0], every[words[0]], titles[words[0]])
     elif words[:1] == ["breaks"] and len(words) < 3 and all(number in breaks.NUMBERS for number in words[1:]):
         breaks.play(words[1] if len(words) == 2 else None, answers())
     else:

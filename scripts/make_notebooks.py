@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Make the notebooks of the course's first six examples from their scripts, and run them.
+"""Make the notebooks of all examples from their scripts and exercises, and run them.
 
-    python scripts/make_notebooks.py                 make examples/notebooks/*.ipynb, their outputs included
+    python scripts/make_notebooks.py [NAME ...]      make examples/notebooks/*.ipynb, their outputs included
     python scripts/make_notebooks.py --run FILE      run one that is there, and print what it prints
 
-A script is the one source: its docstring becomes the text, its imports, constants and functions a cell each, and what
-it does when started is the last cell. Needs nbclient and ipykernel (pip install "mpitp[test]").
+A script is the one source: its docstring becomes the text, its imports, constants and functions a cell each with its
+docstring before it, then comes what it does when started, and its exercises (`examples/check.py`) as blanks with
+checks. Every cell must run. Needs nbclient and ipykernel (pip install "mpitp[test]"); `scripts/notebooks` opens them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,28 @@ import ast
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FOLDER = EXAMPLES / "notebooks"
-SCRIPTS = sorted(EXAMPLES.glob("0[1-6]_*.py"))
-IMPORT_PATH = 'import sys\n\nsys.path.insert(0, "..")  # course.py, beside the scripts'
+SCRIPTS = sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) + sorted(EXAMPLES.glob("your_own_*.py"))
+SETUP = """import sys
+
+sys.path.insert(0, "..")  # course.py and check.py, beside the scripts
+sys.argv[1:] = []  # the notebook's own
+
+from check import blank"""
+PICTURES = {  # what is shown above the code
+    "01": ("cut.svg", "How the weights of a block are cut"),
+    "02": ("moving.svg", "An MLP on three ranks, forward and backward"),
+    "03": ("forward_backward.svg", "Forward and backward pass of a block"),
+    "04": ("heads.svg", "Query heads and KV heads on four ranks"),
+    "05": ("vocabulary.svg", "A vocabulary over four ranks"),
+    "06": ("forward_backward.svg", "Forward and backward pass of a block"),
+    "08": ("layouts.png", "Losses of one model on 1, 2, 3 and 4 ranks"),
+}
 
 
 def cells_of(script: Path) -> list[tuple[str, str]]:
@@ -31,8 +47,37 @@ def cells_of(script: Path) -> list[tuple[str, str]]:
     title, _, explanation = (ast.get_docstring(tree) or "").partition("\n")
     note = f"Made from [`{script.name}`](../{script.name}) by `scripts/make_notebooks.py`: change the script, not this."
     lines = [line if line.startswith("    ") else escaped(line) for line in explanation.splitlines()]
-    heading = "\n".join([f"# {' '.join(title.split())}", *lines, "", note])
-    return [("markdown", heading), ("code", IMPORT_PATH), *(("code", source) for source in code_of(text, tree))]
+    name = script.name[:2] if script.name[0].isdecimal() else script.stem
+    picture, words = PICTURES.get(name, ("", ""))
+    shown = ["", f"![{words}](../pictures/{picture})"] if picture else []
+    heading = "\n".join([f"# {' '.join(title.split())}", *lines, *shown, "", note])
+    cells = [("markdown", heading), ("code", SETUP)]
+    for source in code_of(text, tree):
+        cells += [("markdown", told) for told in told_of(source)] + [("code", source)]
+    return cells + blanks_of(name)
+
+
+def told_of(source: str) -> list[str]:
+    """What a function or a class is for, before its cell: the first line of its docstring."""
+    node = ast.parse(source).body[0]
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return []
+    doc = (ast.get_docstring(node) or ("What is done, and proved:" if node.name == "main" else "")).split("\n")[0]
+    return [f"**`{node.name}`**  {escaped(doc)}"] if doc else []
+
+
+def blanks_of(name: str) -> list[tuple[str, str]]:
+    """The exercises: a question, and a blank that is checked."""
+    sys.path[:0] = [str(EXAMPLES)]
+    try:
+        exercises = import_module("check").table()[name]
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    cells = [("markdown", "## Exercises")]
+    for number, exercise in enumerate(exercises, 1):
+        cells += [("markdown", f"{number}. {escaped(exercise.question)}")]
+        cells += [("code", f'blank("{name}", {number}, "___")  # your answer in the place of ___')]
+    return cells
 
 
 def escaped(line: str) -> str:
@@ -93,12 +138,13 @@ def printed(notebook: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, metavar="FILE", help="a notebook to run; nothing is written")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only those whose name begins so: 07")
     args = parser.parse_args()
     if args.run:
         print(printed(run(json.loads(args.run.read_text(encoding="utf-8")))))
         return
     FOLDER.mkdir(exist_ok=True)
-    for script in SCRIPTS:
+    for script in (s for s in SCRIPTS if not args.names or s.name.startswith(tuple(args.names))):
         path = FOLDER / f"{script.stem}.ipynb"
         path.write_text(json.dumps(run(notebook_of(script)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(path, file=sys.stderr)

@@ -102,6 +102,14 @@ def test_the_list_names_all() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_a_blank_of_a_notebook_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for answer in (check.BLANK, "3 2 2", [3, 2, 2, 2], "3, 2, 2, 2"):
+        check.blank("01", 1, answer)
+        said.append(capsys.readouterr().out.split(".")[0])
+    assert said == ["Put your answer in the place of ___, and run the cell", "Not so", "Right", "Right"]
+
+
 def letter_of(number: int, *, right: bool = True) -> str:
     """Of the planted mistake, or of another one."""
     offered = dict(zip("abc", breaks.choices(number), strict=True))
