@@ -146,6 +146,8 @@ def _of_run(run: RunConfig) -> tuple[ModelSource | EncoderSource, Callable[[], l
         data = open_data(run)
         model = run_source(run, model_config(run, data))
         return model, lambda: step_batches(run, model.config, data.train, step=1)[:needed]
+    if run.task.kind not in ENCODER_TASKS:
+        raise ConfigError(f"verify isn't there for task.kind = {run.task.kind!r}: it has no encoder-decoders yet")
     task = ENCODER_TASKS[run.task.kind](run)
     return task.source, lambda: task.step_batches(1, ALONE)[:needed]
 
