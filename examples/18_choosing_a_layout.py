@@ -48,7 +48,7 @@ def layouts(ranks: int) -> list[Layout]:
 
 def line(cost: StepCost) -> str:
     share = cost.parts["products"] / cost.seconds
-    return f"  {cost.layout!s:<34}{cost.seconds:8.2f} s{cost.memory.total / 1e9:7.2f} GB{share:6.0%}  {cost.limit}"
+    return f"  {cost.layout!s:<34}{cost.seconds:7.2f} s{cost.memory.total / 1e9:6.2f} GB{share:6.0%}  {cost.limit}"
 
 
 def plan(group: Group, machine: str) -> StepCost:
@@ -63,7 +63,7 @@ def plan(group: Group, machine: str) -> StepCost:
         group,
         f"{anatomy.machine.machine.name}: {len(fits)} of {len(costs)} layouts fit into {room / 1e9:.0f} GB a rank",
     )
-    say(group, f"  {'':<34}{'a step':>10}{'a rank':>10}{'products':>9}, then most:")
+    say(group, f"  {'':<34}{'a step':>9}{'a rank':>9}{'products':>9}, then most:")
     others = [cost for cost in costs if cost.layout in (Layout(tp=PLANNED), Layout(dp=PLANNED))]
     picked = {str(cost.layout): cost for cost in [*fits[:4], *others]}
     say(group, "\n".join(line(cost) for cost in picked.values()) + "\n")
