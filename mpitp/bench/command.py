@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitp.bench.sizes import add_size_arguments, positive
 from mpitp.error_stream import ErrorStream
 from mpitp.errors import UsageError
 from mpitp.paths import path_option
+
+if TYPE_CHECKING:
+    from mpitp.comm.group import Group
 
 _DESCRIPTION = """\
 Measure this machine and mpitp on it, at the ranks at hand. Times are only told beside what bounds them, measured in
@@ -298,32 +301,38 @@ def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
     from mpitp.backend.threads import limit_blas_threads
-    from mpitp.bench import (
-        allreduce,
-        axes,
-        decode,
-        measure_machine,
-        pipeline,
-        replicas,
-        save,
-        scaling,
-        serve,
-        train,
-    )
-    from mpitp.bench.machine import describe, machine_facts, warnings_of
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import join_ranks
 
-    programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
-    programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
-    programs |= {"axes": axes, "machine": measure_machine}
-    program = programs[args.what]
+    program = _program(args.what)
     group = join_ranks()
     folder = args.model if args.what in ("decode", "serve") else None
     agree(group, lambda: call_facts("bench", args) | model_facts("--model", folder))
     if getattr(args, "against", None):
         limit_blas_threads(1)  # as the peer
+    _check_job(args, group)
+    facts = program.measure(args, group)
+    if group.rank == 0:
+        _write_files(args, facts)
+        _tell(args, program, facts)
+    return 0
+
+
+def _program(what: str) -> Any:
+    """The module that measures, and reports what it measured."""
+    from mpitp.bench import allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
+
+    programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
+    programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
+    programs |= {"axes": axes, "machine": measure_machine}
+    return programs[what]
+
+
+def _check_job(args: argparse.Namespace, group: Group) -> None:
+    """Refuse what can't be measured on so many ranks."""
+    from mpitp.bench.machine import machine_facts
+
     if getattr(args, "clock", "wall") == "cpu" and (group.size > 1 or machine_facts(group)["blas_threads"] > 1):
         raise UsageError(
             "--clock cpu is right for one rank with one BLAS thread only (it adds up threads and leaves out waiting); "
@@ -331,19 +340,21 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.what == "decode" and args.against and group.size > 1:
         raise UsageError(f"--against transformers compares on one core; this is a job of {group.size} ranks")
-    facts = program.measure(args, group)
-    if group.rank == 0:
-        _write_files(args, facts)
-        warnings = warnings_of(facts["machine"])
-        for warning in warnings:
-            print(f"mpitp bench: warning: {warning}", file=ErrorStream())
-        if args.json:
-            import json
 
-            print(json.dumps({"bench": args.what, **facts, "warnings": warnings}, indent=2))
-        else:
-            print("\n".join([describe(facts["machine"]), *program.report(facts)]))
-    return 0
+
+def _tell(args: argparse.Namespace, program: Any, facts: dict[str, Any]) -> None:
+    """Print what was measured, and what the machine makes doubtful of it."""
+    from mpitp.bench.machine import describe, warnings_of
+
+    warnings = warnings_of(facts["machine"])
+    for warning in warnings:
+        print(f"mpitp bench: warning: {warning}", file=ErrorStream())
+    if args.json:
+        import json
+
+        print(json.dumps({"bench": args.what, **facts, "warnings": warnings}, indent=2))
+    else:
+        print("\n".join([describe(facts["machine"]), *program.report(facts)]))
 
 
 def _write_files(args: argparse.Namespace, facts: dict[str, Any]) -> None:

@@ -55,18 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest, up to probability P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides the text when T > 0; default 0")
-    parser.add_argument(
-        "--beams",
-        type=int,
-        metavar="N",
-        help="encoder-decoders: search with N beams; default: as the model's files say",
-    )
-    parser.add_argument(
-        "--length-penalty", type=float, metavar="L", help="of beams: above 0 long texts gain; default 1"
-    )
-    parser.add_argument(
-        "--early-stopping", choices=("false", "true", "never"), help="of beams: when they stop; default false"
-    )
+    _add_beams(parser)
     parser.add_argument("--stream", action="store_true", help="print the text as it comes (one prompt only)")
     parser.add_argument("--no-echo", action="store_true", help="print the continuation without the prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
@@ -85,6 +74,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     parser.add_argument("--invariant", action="store_true", help="the same bits at every rank count")
     parser.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
+
+
+def _add_beams(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--beams",
+        type=int,
+        metavar="N",
+        help="encoder-decoders: search with N beams; default: as the model's files say",
+    )
+    parser.add_argument(
+        "--length-penalty", type=float, metavar="L", help="of beams: above 0 long texts gain; default 1"
+    )
+    parser.add_argument(
+        "--early-stopping", choices=("false", "true", "never"), help="of beams: when they stop; default false"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

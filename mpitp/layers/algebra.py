@@ -2,7 +2,8 @@
 
 A pass of a layer is a row of steps: a `Segment` is what a rank does by itself, a `Sum` what a collective makes of it, a
 `Join` the place where a layer that is made of others adds what went past them. W_r, x_r: what rank r holds of it.
-Nothing is computed from this. A layer without an algebra is told by its class and docstring.
+No layer computes by this: the stepper shows it, and plans find ends and residual sums by it. A layer
+without an algebra is told by its class and docstring.
 """
 
 from __future__ import annotations

@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     _require_extra()
     from mpitp.checkpoint.hf_directory import read_config
-    from mpitp.checkpoint.load import load_config, model_facts
-    from mpitp.comm.agreement import agree, call_facts
+    from mpitp.checkpoint.load import load_config
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.infer.executor import Executor, row_by_row
@@ -103,15 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.serve.memory import cache_blocks
 
     world, device = start_job(args.device, invariant=args.invariant)
-    draft = speculate_options.directory_of(args)
-    agree(
-        world,
-        lambda: (
-            call_facts("serve", args, ["model"])
-            | model_facts("--model", args.model)
-            | (model_facts("--speculate", draft) if draft else {})
-        ),
-    )
+    _agree(args, world)
     keys, listening = _doors(args, world)
     tokenizer = load_tokenizer(args.model)
     if read_config(args.model).get("model_type") in ENCODER_TYPES:
@@ -133,6 +124,22 @@ def run(args: argparse.Namespace) -> int:
         else:
             _lead(args, _engine(args, executor, speculation), world, tokenizer, keys, listening)
     return 0
+
+
+def _agree(args: argparse.Namespace, world: Group) -> None:
+    """Refuse ranks that were started with other arguments or other models. A collective."""
+    from mpitp.checkpoint.load import model_facts
+    from mpitp.comm.agreement import agree, call_facts
+
+    draft = speculate_options.directory_of(args)
+    agree(
+        world,
+        lambda: (
+            call_facts("serve", args, ["model"])
+            | model_facts("--model", args.model)
+            | (model_facts("--speculate", draft) if draft else {})
+        ),
+    )
 
 
 def _check(args: argparse.Namespace) -> None:

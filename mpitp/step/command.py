@@ -64,15 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="norms, dropout and residual connections on token shards"
     )
-    axes = parser.add_argument_group("axes beside tp, which has the ranks that these leave")
-    axes.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline")
-    axes.add_argument("--dp", type=int, default=1, metavar="N", help="replicas, each with sequences of its own")
-    axes.add_argument("--cp", type=int, default=1, metavar="N", help="ranks over which every sequence is cut")
-    axes.add_argument("--cp-form", choices=("ring", "heads"), default="ring", help="keys go round, or rows for heads")
-    axes.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="of the stages")
-    axes.add_argument(
-        "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
-    )
+    _add_axes(parser)
     parser.add_argument(
         "--invariant", action="store_true", help="the mode that is equal to the last bit in all layouts"
     )
@@ -88,6 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--list", action="store_true", help="print all operations, one a line")
     output.add_argument("--rows", action="store_true", help="print a row for each rank, and the messages between them")
     output.add_argument("--show", type=int, metavar="K", help="print operation K with all its arrays")
+
+
+def _add_axes(parser: argparse.ArgumentParser) -> None:
+    axes = parser.add_argument_group("axes beside tp, which has the ranks that these leave")
+    axes.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline")
+    axes.add_argument("--dp", type=int, default=1, metavar="N", help="replicas, each with sequences of its own")
+    axes.add_argument("--cp", type=int, default=1, metavar="N", help="ranks over which every sequence is cut")
+    axes.add_argument("--cp-form", choices=("ring", "heads"), default="ring", help="keys go round, or rows for heads")
+    axes.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="of the stages")
+    axes.add_argument(
+        "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
