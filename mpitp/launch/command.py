@@ -133,7 +133,7 @@ def _run_mpiexec(
 ) -> int:
     """Run the job below this process. No verb reads standard input itself; a script may."""
     from mpitp.launch.mpiexec import Job, passed_as
-    from mpitp.launch.supervise import training
+    from mpitp.launch.supervise import heeded_signals, training
     from mpitp.launch.witness import run_and_explain
 
     ranks_here = ranks if _comes_here_whole(launcher, environ) else 1
@@ -142,10 +142,10 @@ def _run_mpiexec(
     require_threads(ranks_here * (1 + OWN_THREADS) + OWN_THREADS, f"a job of {ranks} ranks")
     job = Job(command, environ, stdin=None if is_script(words) else subprocess.DEVNULL)
     settings = training(words)
-    if settings is not None:
-        job.outlives_reader = True
-        job.passed_as = passed_as(launcher.kind, settings.signals)
-        job.saves_on_int = "INT" in settings.signals
+    heeded = heeded_signals(words, settings)
+    job.outlives_reader = settings is not None
+    job.passed_as = passed_as(launcher.kind, heeded)
+    job.saves_on_int = "INT" in heeded
     return run_and_explain(job, None if settings is None else Path(settings.run_dir), ranks)
 
 

@@ -45,9 +45,8 @@ _DEADLY_AND_SAFE = {
 class Job:
     """One run of an mpiexec.
 
-    `passed_as`: signals that are handed on as others. `saves_on_int`: an INT asks it to save, which takes as long as it
-    takes. `outlives_reader`: it goes on when its output can't be
-    handed on. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
+    `passed_as`: signals that are handed on as others. `saves_on_int`: an INT asks it to save, or to finish its texts,
+    which takes as long as it takes. `outlives_reader`: it goes on when its output can't be handed on. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
     """
 
     command: Sequence[str]
@@ -235,7 +234,7 @@ def exit_code(code: int, tail: str, received: Sequence[int]) -> int:
 
 
 def passed_as(launcher: str, heeded: Sequence[str]) -> dict[int, int]:
-    """Under which other signal a training run that saves on those in `heeded` ("TERM", ...) must be told of one.
+    """Under which other signal a job that ends in order on those in `heeded` ("TERM", ...) must be told of one.
 
     Open MPI's mpiexec kills the ranks after a TERM, INT or HUP of its own, and hands USR1 and USR2 on to them; MPICH's
     (hydra) dies of a HUP or USR2, and the ranks with it. Where none that is handed on is heeded, nothing can be done.

@@ -1,4 +1,4 @@
-"""What a launcher has to know of a training run that it starts: how it stops, and where it writes."""
+"""What a launcher has to know of a job that it starts: which signals stop it in order, and where a run writes."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def training(words: Sequence[str]) -> TrainSection | None:
         return load_run_config(known.run_file, known.set).train
     except (MpitpError, argparse.ArgumentError, SystemExit):
         return None
+
+
+def heeded_signals(words: Sequence[str], settings: TrainSection | None) -> Sequence[str]:
+    """Names ("TERM", ...) of the signals after which the job ends in order: a run saves, a server finishes its texts."""
+    from mpitp.serve.command import STOP_SIGNALS
+
+    if settings is not None:
+        return settings.signals
+    return STOP_SIGNALS if words and words[0] == "serve" else ()

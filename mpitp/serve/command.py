@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "MPITP_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+STOP_SIGNALS = ("TERM", "INT", "USR1")
 WORDS_TAKE_SECONDS = 0.5  # for the last words to clients when a rank has died
 
 _DESCRIPTION = """\
@@ -49,8 +50,9 @@ examples:
   mpitp serve --model DIR --host 0.0.0.0 --api-key-file keys.txt
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once", "max_tokens": 20}'
 
-SIGTERM (or Ctrl-C): what has been taken is finished, new requests are refused, then it ends with exit code 0; a second
-one ends it at once. Open MPI's mpirun leaves no time for that. A key can also come from the variable MPITP_API_KEY."""
+SIGTERM, SIGUSR1 or Ctrl-C: what has been taken is finished, new requests are refused, then it ends with exit code 0; a
+second one ends it at once. Open MPI's mpirun leaves no time for that after TERM or Ctrl-C: send it USR1, as mpitp launch
+does. A key can also come from the variable MPITP_API_KEY."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -354,7 +356,7 @@ def _last_words(service: Any, text: str) -> None:
 
 @contextmanager
 def _signals(stop: Any) -> Iterator[None]:
-    """SIGTERM and SIGINT call `stop` once; the next one ends this process at once."""
+    """The first of STOP_SIGNALS calls `stop`; the next one ends this process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -363,7 +365,9 @@ def _signals(stop: Any) -> Iterator[None]:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, handle) for number in (signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)
+    }
     try:
         yield
     finally:

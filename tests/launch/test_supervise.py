@@ -19,7 +19,7 @@ import pytest
 from mpitp.comm.watchdog import Entry, Status
 from mpitp.launch.descendants import Descendants
 from mpitp.launch.mpiexec import Job
-from mpitp.launch.supervise import training
+from mpitp.launch.supervise import heeded_signals, training
 from mpitp.launch.witness import Witness
 from tests.launch.test_launch_faults import MOST_SECONDS, environment, needs_mpiexec
 from tests.train.run_case import losses, make_data, tables, write_run_file
@@ -241,3 +241,8 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_signals_that_end_a_job_in_order() -> None:
+    assert heeded_signals(["serve", "--model", "m"], None) == ("TERM", "INT", "USR1")
+    assert heeded_signals(["generate", "--model", "m"], None) == heeded_signals([], None) == ()

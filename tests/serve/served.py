@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -47,8 +48,9 @@ def make_directory(directory: Path, *, template: bool = True, **config: Any) -> 
 class Served:
     """A running server: where it is, its process, and what it has printed."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], url: str, mpirun: bool = False) -> None:
         self.process, self.url, self.errors = process, url, ""
+        self._ends_on = signal.SIGUSR1 if mpirun and IS_OPEN_MPI else signal.SIGTERM
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -64,9 +66,9 @@ class Served:
         return code
 
     def end(self) -> None:
-        """TERM ends it in order; Open MPI's mpirun leaves no time for that."""
-        self.process.terminate()
-        assert self.wait() == 0 or IS_OPEN_MPI
+        """TERM ends it in order; Open MPI's own mpirun leaves no time for that, but hands USR1 on."""
+        self.process.send_signal(self._ends_on)
+        assert self.wait() == 0
 
 
 @contextlib.contextmanager
@@ -89,6 +91,6 @@ def served(directory: Path, *options: str, ranks: int = 1, mpirun: bool = False)
                     break
             else:
                 raise AssertionError(f"the server didn't start: {process.stderr.read()}")
-            yield Served(process, found[0])
+            yield Served(process, found[0], mpirun)
         finally:
             process.kill()
