@@ -46,7 +46,8 @@ class Job:
     """One run of an mpiexec.
 
     `passed_as`: signals that are handed on as others. `saves_on_int`: an INT asks it to save, or to finish its texts,
-    which takes as long as it takes. `outlives_reader`: it goes on when its output can't be handed on. `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
+    which takes as long as it takes. `outlives_reader`: it goes on when its output can't be handed on.
+    `stdin`: as for `subprocess.Popen`; None: this process's own. `tail` is the end of what came on stdout.
     """
 
     command: Sequence[str]

@@ -28,7 +28,7 @@ def training(words: Sequence[str]) -> TrainSection | None:
 
 
 def heeded_signals(words: Sequence[str], settings: TrainSection | None) -> Sequence[str]:
-    """Names ("TERM", ...) of the signals after which the job ends in order: a run saves, a server finishes its texts."""
+    """Names ("TERM", ...) of the signals on which the job ends in order: a run saves, a server finishes its texts."""
     from mpitp.serve.command import STOP_SIGNALS
 
     if settings is not None:
