@@ -51,7 +51,7 @@ examples:
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once", "max_tokens": 20}'
 
 SIGTERM, SIGUSR1 or Ctrl-C: what has been taken is finished, new requests are refused, then it ends with exit code 0; a
-second one ends it at once. Open MPI's mpirun leaves no time for that after TERM or Ctrl-C: send it USR1, as `launch` does.
+second one ends it at once. Open MPI's mpirun leaves no time after TERM or Ctrl-C: send it USR1, as `launch` does.
 A key can also come from the variable MPITP_API_KEY."""
 
 
