@@ -26,7 +26,7 @@ from mpitp.launch.guard import guarded
 
 VERBS: dict[str, tuple[str, str]] = {
     "data": ("mpitp.data.command", "turn text into token files"),
-    "train": ("mpitp.train.command", "train or fine-tune a model as a TOML file says"),
+    "train": ("mpitp.launch.planned_train", "train or fine-tune a model as a TOML file says"),
     "generate": ("mpitp.infer.command", "continue prompts with a model"),
     "embed": ("mpitp.infer.embed_command", "turn texts into vectors with an encoder"),
     "serve": ("mpitp.serve.command", "answer requests over HTTP with a model"),

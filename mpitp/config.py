@@ -208,9 +208,10 @@ class MeshSection(Section):
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
     cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
     sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
-    machine: str | None = key(
-        "for mpitp plan: the machine's file, of mpitp bench machine", None, NOT_EMPTY, is_path=True
+    plan: str = key(
+        "auto: mpitp train searches axes, schedule, microbatch, recompute, zero", "given", one_of("given", "auto")
     )
+    machine: str | None = key("for plans: the machine's file, of mpitp bench machine", None, NOT_EMPTY, is_path=True)
     group: str = key('a group of your own around the library\'s, "my.module:Class" or "file.py:Class"', "", GROUP)
 
     @property
@@ -331,7 +332,8 @@ class RunConfig:
             raise ConfigError(
                 f"train.steps={self.train.steps} of {self.global_batch_size} sequences each: expected below 2^63 in all"
             )
-        self._check_zero()
+        if self.mesh.plan == "given":  # a layout that is searched has the ZeRO that goes with it
+            self._check_zero()
         if self.train.eval_every and not self.data.valid:
             raise ConfigError(
                 f"train.eval_every={self.train.eval_every} needs held-out text: set data.valid "

@@ -94,7 +94,7 @@ def choose(
 
 def problem_of(config: RunConfig, machine: Machine, memory: float | None = None) -> Problem:
     """What is searched for a run. Raises ConfigError for one whose layout can't be chosen."""
-    _check(config)
+    check_run(config)
     decoder = _decoder(config)
     facts = Facts(decoder, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
     step = Step(config.train.global_batch_size, int(config.optim.bucket_mib * (1 << 20)))
@@ -102,7 +102,14 @@ def problem_of(config: RunConfig, machine: Machine, memory: float | None = None)
     return Problem(Anatomy(facts, machine), units, step, memory or machine.machine.memory_bytes)
 
 
-def _check(config: RunConfig) -> None:
+def units_of(config: RunConfig) -> Units:
+    """What a run has to be dealt."""
+    check_run(config)
+    return Units.of(_decoder(config), config.data.seq_len, config.train.global_batch_size)
+
+
+def check_run(config: RunConfig) -> None:
+    """Raise ConfigError for a run whose layout can't be chosen."""
     if config.task.kind != "text":
         raise ConfigError(
             f"a layout is chosen for decoders that are trained on text, not for task.kind = {config.task.kind!r}"

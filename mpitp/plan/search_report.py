@@ -31,6 +31,21 @@ def lines(choice: Choice) -> list[str]:
     return [*told, "", *notes] if notes else told
 
 
+def chosen_lines(choice: Choice) -> list[str]:
+    """What was chosen, and why, in few words."""
+    best, tokens = choice.best, choice.step.sequences * choice.seq_len
+    told = [
+        f"{best.layout}, the fastest of {choice.found.estimated} layouts on {choice.ranks} ranks of "
+        f"{choice.machine.machine.name}",
+        f"{seconds(best.seconds)} a step foretold, {tokens / best.seconds:.4g} tokens/s, "
+        f"{in_units(best.memory.total)} of {in_units(choice.limit)} a rank; {_limits(best)}",
+    ]
+    if len(choice.found.best) > 1:
+        second = choice.found.best[1]
+        told.append(f"the next one, {second.layout}, would take {second.seconds / best.seconds - 1:.1%} longer")
+    return [*told, *_notes(choice)]
+
+
 def _row(cost: StepCost, tokens: int) -> str:
     size = in_units(cost.memory.total)
     return f"{seconds(cost.seconds):>9}{tokens / cost.seconds:>11.4g}{size:>10}  {cost.layout}"

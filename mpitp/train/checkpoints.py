@@ -41,7 +41,7 @@ MAY_CHANGE = (
     "train.invariant", "train.invariant_blocks", "model.from", "model.config", "model.save_dtype", "data.train",
     "data.valid", "data.valid_sequences", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.ep", "mesh.cp",
     "mesh.cp_form", "mesh.sequence_parallel", "mesh.schedule", "mesh.chunks", "mesh.stages",
-    "mesh.group",
+    "mesh.plan", "mesh.machine", "mesh.group",
     "optim.lr", "optim.clip_norm", "optim.zero", "optim.bucket_mib",
     "optim.weight_decay", "optim.warmup_steps", "optim.schedule", "optim.min_lr", "checkpoint.every", "checkpoint.keep",
     "checkpoint.background",

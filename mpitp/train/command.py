@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpitp.comm.environment import launch_claim
@@ -15,7 +16,10 @@ from mpitp.run_file import load_run_config
 if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
-    from mpitp.train.run import RunResult
+    from mpitp.train.run import RunResult, TrainLoop
+
+    Observe = Callable[[TrainLoop], None]
+    Arrange = Callable[[RunConfig, Group, str | None], tuple[RunConfig, Observe | None]]
 
 _DESCRIPTION = """\
 Train a model as a TOML file says, from scratch or from a Hugging Face directory, on any number of ranks. Progress goes
@@ -79,8 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train; every rank runs this, rank 0 prints the result."""
+def run(args: argparse.Namespace, arrange: Arrange | None = None) -> int:
+    """Train; every rank runs this, rank 0 prints the result.
+
+    `arrange`: is handed the run, its ranks and what it resumes; gives the run with its layout, and an observer.
+    """
     config = load_run_config(args.run_file, args.set, ranks=launch_claim(os.environ).size)
 
     if args.trace and config.task.kind not in TRACED:
@@ -94,27 +101,32 @@ def run(args: argparse.Namespace) -> int:
     with StopSignals(config.train.signals) as stop:  # before MPI starts, which can take its time on many nodes
         world, device = start_job(config.train.device, invariant=config.train.invariant)
         agree(world, lambda: run_facts(config) | call_facts("train", args, ["run_file", "set"]))
+        config, observe = (config, None) if arrange is None else arrange(config, world, args.resume)
         options: dict[str, Any] = {"resume": args.resume, "debug_collectives": args.debug_collectives, "stop": stop}
         if args.trace:
-            _train_traced(config, world, device, args.trace, options)
+            _train_traced(config, world, device, args.trace, observe, options)
             return 0
-        result = train(config, world, device, **options)
+        result = train(config, world, device, observe=observe, **options)
         if world.rank == 0:
             print(_summary(result))
     return 0
 
 
-def _train_traced(config: RunConfig, world: Group, device: Device, path: str, options: dict[str, Any]) -> None:
+def _train_traced(
+    config: RunConfig, world: Group, device: Device, path: str, also: Observe | None, options: dict[str, Any]
+) -> None:
     """Train with an observer around group, layers and optimizer; write what it saw, of a preempted run too."""
     from mpitp.trace.timeline import check_writable, finish
     from mpitp.trace.tracer import Tracer
-    from mpitp.train.run import TrainLoop, train
+    from mpitp.train.run import train
     from mpitp.train.traffic import NORM, OPTIMIZER, replica_traffic
 
     check_writable(path)
     tracer, reductions = Tracer(), []
 
     def observe(loop: TrainLoop) -> None:
+        if also is not None:
+            also(loop)
         reductions.append(loop.train_step.reduction)
         tracer.attach(loop.model)
         loop.train_step.grad_norm = tracer.timed(NORM, loop.train_step.grad_norm)  # type: ignore[assignment]

@@ -22,7 +22,7 @@ from mpitp.comm.group import Group
 from mpitp.comm.watchdog import FOLDER, Watchdog
 from mpitp.config import RunConfig, duration_seconds
 from mpitp.error_stream import tell
-from mpitp.errors import NumericError, Preempted
+from mpitp.errors import ConfigError, NumericError, Preempted
 from mpitp.models.any_config import AnyConfig
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW
@@ -80,6 +80,11 @@ def train(
     Raises ConfigError and FileError before anything is computed, NumericError at the step whose loss isn't finite, and
     Preempted, with the state saved, when a signal or the end of the run's time has stopped it.
     """
+    if config.mesh.plan != "given":
+        raise ConfigError(
+            f"mesh.plan = {config.mesh.plan!r}: this run has no layout yet; `mpitp train` finds one first "
+            "(mpitp.plan.auto.planned)"
+        )
     task = _opened(config, world)
     directory = RunDirectory(config)
     with contextlib.ExitStack() as stack:

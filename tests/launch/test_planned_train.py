@@ -1,0 +1,112 @@
+"""`mpitp train` with `[mesh] plan = "auto"`: found at the start, kept when resumed, and to the numbers of one rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpitp.config import run_config_from
+from mpitp.errors import ConfigError
+from mpitp.launch import planned_train
+from mpitp.plan.auto import kept, with_layout
+from mpitp.plan.layout import Layout, layout_of
+from mpitp.train.run import train
+from tests.command_on_threads import command_on_threads
+from tests.train.run_case import losses, make_data, tables, write_run_file
+
+MACHINE = str(Path(__file__).parents[2] / "examples" / "machines" / "ethernet_cpu.toml")
+STEPS = 4
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    found = tables(
+        make_data(tmp_path), tmp_path / "run", train_steps=STEPS, train_global_batch_size=6, train_eval_every=None,
+        mesh_plan="auto", mesh_machine=MACHINE, checkpoint_every=2, optim_zero=1,
+    )  # fmt: skip
+    return write_run_file(tmp_path / "run.toml", found)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def test_found_told_kept_and_searched_again(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run_file.parent / "run"
+    assert command_on_threads(3, "train", str(run_file), "--set", "mesh.tp=3") == [0, 0, 0]
+    told = said(capsys)
+    assert 'mesh.tp of the run file is not used: mesh.plan = "auto"' in told
+    assert told.count('mesh.plan = "auto": ') == 1 and "on 3 ranks of 10 Gbit/s Ethernet" in told
+    assert "a step foretold" in told and "limited by" in told and "the next one, " in told
+    layout = json.loads((directory / "layout.json").read_text())
+    assert layout["pp"] * layout["dp"] * layout["cp"] * layout["tp"] == 3
+    words = ("--set", "mesh.plan=given", "--set", "optim.zero=0", "--set", f"train.run_dir={run_file.parent / 'alone'}")
+    assert command_on_threads(1, "train", str(run_file), *words) == [0]
+    for ours, alone in zip(losses(directory), losses(run_file.parent / "alone"), strict=True):
+        assert dict(ours)["loss"] == pytest.approx(dict(alone)["loss"], rel=1e-5)
+
+    again = ("--resume", "auto", "--set")
+    assert command_on_threads(3, "train", str(run_file), *again, "train.steps=5") == [0, 0, 0]
+    assert "goes on in the layout of the run so far, " in said(capsys)
+    assert json.loads((directory / "layout.json").read_text()) == layout
+    assert command_on_threads(2, "train", str(run_file), *again, "train.steps=6") == [0, 0]
+    assert "the run so far had 3 ranks, this job has 2: its layout is searched again" in said(capsys)
+    (directory / "layout.json").write_text('{"tp": 2}')
+    assert command_on_threads(2, "train", str(run_file), *again, "train.steps=7") == [0, 0]
+    assert "doesn't tell the layout of the run so far (it has tp): it is searched again" in said(capsys)
+    assert len(losses(directory)) == 7
+
+
+def test_measured_where_no_machine_is_named(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_train, "QUICK_SECONDS", 0.05)
+    monkeypatch.setattr(planned_train, "QUICK_BYTES", 1 << 16)
+    text = "\n".join(line for line in run_file.read_text().splitlines() if not line.startswith("machine"))
+    run_file.write_text(text)
+    assert command_on_threads(2, "train", str(run_file)) == [0, 0]
+    assert "on 2 ranks of" in said(capsys)
+    assert "[products]" in (run_file.parent / "run" / "machine.toml").read_text()
+    words = ("--set", "train.overwrite=true")
+    assert command_on_threads(1, "train", str(run_file), *words) == [0]
+    assert "one rank has one layout" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--set", "mesh.machine=/nowhere.toml"), "can't read the machine file /nowhere.toml"),
+        (("--set", "train.global_batch_size=0"), "train.global_batch_size isn't set"),
+        (("--set", "model.dtype=float16"), "the machine file has no products.float16"),
+    ],
+)
+def test_refused_on_all_ranks(
+    run_file: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_on_threads(2, "train", str(run_file), *words) == [3, 3]
+    assert told in said(capsys)
+    assert not (run_file.parent / "run" / "layout.json").exists()
+
+
+def test_a_run_without_a_layout_is_not_trained(tmp_path: Path) -> None:
+    from mpitp.backend.device import CpuDevice
+    from mpitp.comm import SerialGroup
+
+    config = run_config_from(tables(tmp_path, tmp_path / "run", mesh_plan="auto"))
+    with pytest.raises(ConfigError, match="this run has no layout yet"):
+        train(config, SerialGroup(), CpuDevice())
+
+
+def test_a_layout_in_a_run_file_of_another(tmp_path: Path) -> None:
+    other: dict[str, Any] = {"mesh_pp": 2, "mesh_schedule": "zb", "mesh_stages": [1, 1], "mesh_plan": "auto"}
+    config = run_config_from(tables(tmp_path, tmp_path / "run", **other))
+    for layout in (
+        Layout(dp=2, tp=3, zero=2, micro=1, recompute="full"),
+        Layout(pp=2, schedule="interleaved", chunks=2, stages=(1, 1, 1, 0), micro=2),
+        Layout(cp=2, tp=2, sequence_parallel=True, micro=4),
+    ):
+        assert layout_of(with_layout(config, layout), layout.ranks) == layout
+    assert kept(config, 2) == (None, "")
