@@ -28,6 +28,8 @@ LAYOUTS = {
     "3 ranks, invariant": Wish(ranks=3, invariant=True),
     "3 ranks, sequence-parallel": Wish(ranks=3, layout=Layout(sequence_parallel=True)),
     "pp 2, dp 2": Wish(ranks=4, layout=Layout(pp=2, dp=2)),
+    "pp 2, zb": Wish(ranks=2, layout=Layout(pp=2, schedule="zb")),
+    "pp 2, dp 2, interleaved": Wish(ranks=4, layout=Layout(pp=2, dp=2, schedule="interleaved")),
     "cp 2, tp 2": Wish(ranks=4, layout=Layout(cp=2)),
 }
 

@@ -113,3 +113,18 @@ def _at(place: tuple[int, int] | None, kind: Kind, microbatch: int) -> list[Task
 def _tag(kind: Kind, microbatch: int, receiving_chunk: int, grid: Grid) -> int:
     """A number that no other message between the same two stages has."""
     return 2 * (microbatch * grid.chunks + receiving_chunk) + (kind is not Kind.FORWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the tag of a message says: an activation or a gradient of a microbatch, for a chunk of who receives it."""
+
+    microbatch: int
+    receiving_chunk: int
+    is_gradient: bool
+
+
+def carried_by(tag: int, chunks: int) -> Carried:
+    """What a message with this tag carries, between stages of so many chunks."""
+    number, is_gradient = divmod(tag, 2)
+    return Carried(*divmod(number, chunks), bool(is_gradient))

@@ -6,6 +6,8 @@ only where it receives, so that each operation has a time at which it can be at 
 
     column = 1 + the larger of: column of the stage's operation before, column of the send of what it receives
 
+A collective over all stages (the gradient norm's) is one operation, as soon as the last of them has come to it.
+
 A *turn* is what a stage does for one microbatch in one pass. A reader walks from turn to turn, in the order in which
 they begin, and through each to its end; so a receive always comes after its send.
 """
@@ -13,7 +15,7 @@ they begin, and through each to its end; so a receive always comes after its sen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mpitp.step.film import Array, Film, Message, Op, RankOp
@@ -31,7 +33,8 @@ def assemble(
     """
     places = coordinates or [{"tp": rank} for rank in range(len(logs))]
     stages = [_stage(logs, ranks, places) for ranks in _stages(places)]
-    _link_messages(stages)
+    _Clock(stages).run()
+    _join_stages(stages, places)
     ops = [op for _, _, op in sorted(_walk(stages), key=lambda each: each[:2])]
     for number, op in enumerate(ops, start=1):
         op.number = number
@@ -80,34 +83,92 @@ def _groups(ranks: list[int], axis: str, places: Coordinates) -> list[list[int]]
     return list(groups.values())
 
 
-def _link_messages(stages: Sequence[Log]) -> None:
-    """Columns of all operations, stage after stage as far as each can go."""
-    sent: dict[Message, int] = {}
-    columns, done = [0] * len(stages), [0] * len(stages)
-    moved = True
-    while moved:
-        moved = False
-        for number, stage in enumerate(stages):
-            while done[number] < len(stage):
-                op, messages = stage[done[number]]
-                if op.collective == "recv" and any(message not in sent for message in messages):
-                    break
-                latest = max((sent[message] for message in messages), default=0) if op.collective == "recv" else 0
-                op.column = columns[number] = 1 + max(columns[number], latest)
-                sent |= {message: op.column for message in messages if op.collective == "send"}
-                done[number], moved = done[number] + 1, True
-    assert done == [len(stage) for stage in stages], "a receive without its send"
+class _Clock:
+    """Gives every operation its column: stage after stage goes as far as it can, until all are done."""
+
+    def __init__(self, stages: Sequence[Log]) -> None:
+        self.stages = stages
+        self.sent: dict[Message, int] = {}
+        self.columns, self.done = [0] * len(stages), [0] * len(stages)
+
+    def run(self) -> None:
+        """All stages to their ends."""
+        while any([self._go_on(number) for number in range(len(self.stages))] + [self._meet()]):
+            pass
+        assert self.done == [len(stage) for stage in self.stages], "a receive without its send"
+
+    def _go_on(self, number: int) -> bool:
+        """One stage as far as it can; whether it was any."""
+        begin, stage = self.done[number], self.stages[number]
+        while self.done[number] < len(stage):
+            op, messages = stage[self.done[number]]
+            receives = messages if op.collective == "recv" else []
+            if _is_joint(op) or any(message not in self.sent for message in receives):
+                break
+            latest = max((self.sent[message] for message in receives), default=0)
+            self._place(number, 1 + max(self.columns[number], latest))
+            self.sent |= {message: op.column for message in messages if op.collective == "send"}
+        return self.done[number] > begin
+
+    def _meet(self) -> bool:
+        """A collective of all stages, where all have come to one."""
+        nexts = [stage[done][0] for stage, done in zip(self.stages, self.done, strict=True) if done < len(stage)]
+        if len(nexts) < len(self.stages) or not all(map(_is_joint, nexts)):
+            return False
+        column = 1 + max(self.columns)
+        for number in range(len(self.stages)):
+            self._place(number, column)
+        return True
+
+    def _place(self, number: int, column: int) -> None:
+        self.stages[number][self.done[number]][0].column = self.columns[number] = column
+        self.done[number] += 1
+
+
+def _is_joint(op: Op) -> bool:
+    """A collective over ranks of several stages."""
+    return "pp" in op.axis.split("+") and not _is_message(op)
+
+
+def _is_message(op: Op) -> bool:
+    return op.collective in _OTHER
+
+
+def _join_stages(stages: Sequence[Log], places: Coordinates) -> None:
+    """Make one operation of each collective of all stages; it stands in the log of each."""
+    for entries in zip(*([at for at, (op, _) in enumerate(stage) if _is_joint(op)] for stage in stages), strict=True):
+        ops = [stage[at][0] for stage, at in zip(stages, entries, strict=True)]
+        for stage, at in zip(stages, entries, strict=True):
+            stage[at] = (_joined(ops, places), []) if stage is stages[0] else (stages[0][entries[0]][0], [])
+
+
+def _joined(ops: Sequence[Op], places: Coordinates) -> Op:
+    """What the stages see of one collective, beside each other in the order of their ranks."""
+    first, ranks = ops[0], [rank for op in ops for rank in op.ranks]
+    arrays = [
+        replace(array, pictures=tuple(picture for op in ops for picture in op.arrays[place].pictures))
+        for place, array in enumerate(first.arrays)
+    ]
+    lists: dict[str, Any] = {
+        name: [each for op in ops for each in getattr(op, name)]
+        for name in ("memory", "seconds", "given_bytes", "ranks")
+    }
+    groups = _groups(ranks, first.axis, places)
+    kind = first.collective.partition(" ")[0]
+    sent = [wire_bytes(kind, len(groups[0]), each, each) for each in lists["given_bytes"]]
+    return replace(first, arrays=arrays, groups=groups, sent_bytes=sent, **lists)
 
 
 def _walk(stages: Sequence[Log]) -> Iterator[tuple[int, int, Op]]:
-    """Every operation with the column in which its turn begins, and its stage."""
+    """Every operation with the column in which its turn begins, and its stage; what all stages do, once."""
     for number, stage in enumerate(stages):
         turn, begin = None, 0
         for op, messages in stage:
             is_from_elsewhere = op.collective == "recv" and any(m.source not in op.ranks for m in messages)
-            if (op.phase, op.microbatch) != turn or is_from_elsewhere:
+            if (op.phase, op.microbatch) != turn or is_from_elsewhere or _is_joint(op):
                 turn, begin = (op.phase, op.microbatch), op.column
-            yield begin, number, op
+            if number == 0 or not _is_joint(op):
+                yield begin, number, op
 
 
 def _name_ends(stages: Sequence[Log]) -> None:

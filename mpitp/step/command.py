@@ -35,6 +35,7 @@ examples:
   mpitp step --html out.html                       the same as one page for a browser, without a network
   mpitp step --html out.html -n 3,1,2,4            with films of 1 to 4 ranks, plain and invariant
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
+  mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --list                                all operations, one a line
   mpitp step --show 7                              one operation
@@ -88,7 +89,9 @@ def _add_axes(parser: argparse.ArgumentParser) -> None:
     axes.add_argument("--dp", type=int, default=1, metavar="N", help="replicas, each with sequences of its own")
     axes.add_argument("--cp", type=int, default=1, metavar="N", help="ranks over which every sequence is cut")
     axes.add_argument("--cp-form", choices=("ring", "heads"), default="ring", help="keys go round, or rows for heads")
-    axes.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="of the stages")
+    axes.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved", "zb"), default="1f1b",
+        help="of the stages; interleaved: two parts of the model each; zb: weight gradients put off",
+    )  # fmt: skip
     axes.add_argument(
         "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
     )

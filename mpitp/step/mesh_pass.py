@@ -16,6 +16,7 @@ from mpitp.optim.reduction import InBuckets
 from mpitp.pipeline.runner import PipelineRunner
 from mpitp.step.film import RankOp
 from mpitp.step.record import Recorder, record_pass
+from mpitp.step.update import Update
 
 BUCKET_BYTES = 1 << 60  # all gradients of a kind in one sum: by bytes, ranks with uneven shards would have others
 
@@ -46,6 +47,16 @@ class Layout:
         return self.pp * self.dp * self.cp
 
     @property
+    def chunks(self) -> int:
+        """Parts of the model that a stage has."""
+        return 2 if self.schedule == "interleaved" and self.pp > 1 else 1
+
+    @property
+    def num_parts(self) -> int:
+        """Parts into which the model is cut: blocks that it needs."""
+        return self.pp * self.chunks
+
+    @property
     def num_batches(self) -> int:
         """Microbatches of all replicas."""
         return self.dp * (self.microbatches or self.pp)
@@ -63,13 +74,16 @@ def record(
     mesh = make_mesh(ObservedGroup(group, recorder, "all", whole_sums=True), layout.sizes)
     model = make_model(make_site(mesh, sequence_parallel=layout.sequence_parallel, cp_form=layout.cp_form))
     reduction = InBuckets(model, bucket_bytes=BUCKET_BYTES)
+    recorder.watch(model)
     runner: Runner = PlainRunner(model, reduction)
     if layout.pp > 1:
+        for param in recorder.params:
+            param.deferral = recorder.deferral
         runner = PipelineRunner(model, layout.schedule, reduction)
-    recorder.watch(model)
     recorder.is_open = True
     own = [batch.cut(mesh["cp"].rank, mesh["cp"].size) for batch in batches[mesh["dp"].rank :: mesh["dp"].size]]
     reduction.begin(runner.rounds(own))
     runner(own, 1.0 / sum(batch.num_targets for batch in batches))
-    reduction.finish()
+    recorder.forget_activations()
+    Update(recorder, model, reduction).run()
     return recorder.ops

@@ -13,6 +13,7 @@ from mpitp.comm.observed import Call, ObservedGroup
 from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.ring_keys import TAG_GRADIENTS, TAG_KEYS
+from mpitp.pipeline.actions import Grid, carried_by
 from mpitp.pipeline.runner import TIED_TAG
 from mpitp.step.film import Message, Telling
 
@@ -35,11 +36,12 @@ _TOLD = {
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of one rank of a mesh. `batch`: the type of what goes into the model."""
+    """Of one rank of a mesh. `batch`: the type of what goes into the model; `chunks`: parts of it that a stage has."""
 
     mesh: Mesh
     batch: ArrayType
     sequence_parallel: bool
+    chunks: int = 1
 
     @property
     def whole(self) -> ArrayType:
@@ -55,9 +57,14 @@ class Moves:
         return self.batch.changed("tp", VARYING) if self.sequence_parallel else self.batch
 
     def phase_of(self, call: Call) -> str:
-        """The pass that a message between stages is of: forward to later stages, backward to earlier ones."""
-        is_later = int(call.detail.split()[1]) > self.mesh.coordinates["pp"]
-        return FORWARD if is_later == (call.op == "send") and not call.detail.endswith(_TIED) else BACKWARD
+        """The pass that a message between stages is of."""
+        tag = _tag_of(call)
+        return FORWARD if tag < TIED_TAG and not carried_by(tag, self.chunks).is_gradient else BACKWARD
+
+    def microbatch_of(self, call: Call, now: int) -> int:
+        """The microbatch that a message between stages is of; of what is of none, the one at hand, `now`."""
+        tag = _tag_of(call)
+        return carried_by(tag, self.chunks).microbatch if tag < TIED_TAG else now
 
     def axis_of(self, group: ObservedGroup) -> str:
         """Along which the ranks of a group differ; several as "dp+cp"."""
@@ -83,9 +90,16 @@ class Moves:
         return Telling(layer or self._ends(call), phase, title, equation, note, conjugate, call.op, MESSAGE, code)
 
     def _ends(self, call: Call) -> str:
-        """The two stages between which a message goes: "stages 0-1"."""
-        peer, own = int(call.detail.split()[1]), self.mesh.coordinates["pp"]
-        return f"stages {min(peer, own)}-{max(peer, own)}"
+        """The two stages between which a message goes: "stages 0-1"; where stages have several parts of the model, the
+        parts: "parts 1-2".
+        """
+        peer, own, tag = int(call.detail.split()[1]), self.mesh.coordinates["pp"], _tag_of(call)
+        if self.chunks == 1 or tag >= TIED_TAG:
+            return f"stages {min(peer, own)}-{max(peer, own)}"
+        told, grid = carried_by(tag, self.chunks), Grid(self.mesh.sizes["pp"], self.chunks)
+        part = grid.part(peer if call.op == "send" else own, told.receiving_chunk)
+        first = part if told.is_gradient else part - 1
+        return f"parts {first}-{first + 1}"
 
     def exchange_telling(self, layer: str, phase: str, kind: str, count: int) -> Telling:
         """Rows for heads, or heads for rows: the two all-to-alls of a pass."""
@@ -102,3 +116,7 @@ class Moves:
         )
         pair = "weights alike on all replicas forward, their gradients summed backward"
         return Telling(GRADIENTS, phase, kind, f"dW = sum over {over} of dW", note, pair, kind, GRADIENTS, _BUCKETS)
+
+
+def _tag_of(call: Call) -> int:
+    return int(call.detail.partition(" tag ")[2] or 0)

@@ -20,27 +20,26 @@ from mpitp.comm.group import Group, Pending
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
 from mpitp.layers.algebra import Algebra, Join, Segment, Sum
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
-from mpitp.layers.layer import BACKWARD, FORWARD, Layer
-from mpitp.layers.mappings import GatherFromSP, ReduceScatterToSP
+from mpitp.layers.deferral import Task
+from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.param import Param
 from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.model import CausalLM
 from mpitp.optim.reduction import make_reduction
-from mpitp.step.contents import arrays_in, joined, row
-from mpitp.step.film import Memory, Message, RankOp, Shown, Telling
+from mpitp.step.contents import joined, row
+from mpitp.step.film import WEIGHT_GRADS, Memory, Message, RankOp, Shown, Telling
+from mpitp.step.frame import Frame, algebra_of, own_params
+from mpitp.step.held import Held, captured
+from mpitp.step.later import WatchedDeferral, halves
 from mpitp.step.letters import COLLECTIVES, TP, Letters
 from mpitp.step.moves import SUMS, Moves
 from mpitp.step.picture import Picture, picture_of
+from mpitp.step.turns import Turn, Turns
 from mpitp.step.update import Update
 from mpitp.trace.observe import LayerObserver, Spot, observe
 
-Outside = Callable[[Call, Arrays, Any, float], None]  # its result, and when it began
-# Pairs that the algebra of a linear doesn't tell of.
-TOKEN_SHARDS: dict[type, str] = {
-    GatherFromSP: "GatherFromSP: all-gather of rows forward, reduce-scatter of dx backward",
-    ReduceScatterToSP: "ReduceScatterToSP: reduce-scatter of y forward, all-gather of rows backward",
-}
+Outside = Callable[[Call, Arrays, Any, float, str], None]  # its result, when it began, and its axis
 
 
 def record_pass(
@@ -65,58 +64,6 @@ def record_pass(
     return recorder.ops
 
 
-def algebra_of(layer: Layer) -> Algebra:
-    """What a layer offers; else its class, docstring and arrays, for all work that isn't done by layers inside it."""
-    if layer.algebra is not None:
-        return layer.algebra
-    name, params = type(layer).__name__, " ".join(_own_params(layer))
-    told = (type(layer).__doc__ or name).strip().partition("\n")[0]
-    forward = Segment(told, f"x {params}", "y")
-    backward = Segment(f"backward of {name}", f"dy {params}", "dx", grads=True)
-    return Algebra(name, (forward,), (backward,), names={param: param for param in params.split()})
-
-
-@dataclass(slots=True)
-class Frame:
-    """A layer's pass under way: what it was given and has made, by name; how many collectives and joins are over."""
-
-    spot: Spot
-    phase: str
-    algebra: Algebra
-    newest: Array  # what it was given, or what a layer inside it has made
-    past: Shown  # what the next join adds
-    shown: dict[str, Shown]
-    microbatch: int = 0
-    inside: list[Shown] = field(default_factory=list)  # what is made on the way to y
-    collectives: int = 0
-    exchanges: int = 0
-    joins: int = 0
-    began: float = field(default_factory=time.perf_counter)
-
-    def steps(self, kind: type) -> list[Any]:
-        """The steps of one kind."""
-        return [step for step in getattr(self.algebra, self.phase) if isinstance(step, kind)]
-
-    def telling(self, step: Segment | Sum, place: str = "", collective: str = "") -> Telling:
-        """An operation of this pass in words."""
-        equation = step.equation_of("b" in self.shown) if isinstance(step, Segment) else step.equation
-        name, title = self.spot.name + place, collective or self.algebra.title
-        kind, subject = type(self.spot.layer), self.algebra.title
-        code = f"{kind.__module__}:{kind.__qualname__}.{self.phase}"
-        return Telling(name, self.phase, title, equation, step.note, self.pair, collective, subject, code)
-
-    @property
-    def kind(self) -> ArrayType:
-        """What the pass gives."""
-        return self.spot.outgoing if self.phase == FORWARD else self.spot.incoming.gradient
-
-    @property
-    def pair(self) -> str:
-        """The pair of the layer in words: its own, where that isn't the one of its algebra."""
-        pairs = (getattr(self.spot.layer, field, None) for field in (self.algebra.entry, self.algebra.exit) if field)
-        return next((TOKEN_SHARDS[type(pair)] for pair in pairs if type(pair) in TOKEN_SHARDS), self.algebra.pair)
-
-
 @dataclass(slots=True)
 class Recorder(LayerObserver, GroupObserver):
     """The operations of one rank, in the order in which they happened."""
@@ -129,35 +76,39 @@ class Recorder(LayerObserver, GroupObserver):
     outside: Outside | None = None  # is shown every collective that no layer calls
     moments: int = 0  # bytes that the optimizer keeps
     _stack: list[Frame] = field(default_factory=list)
-    _held: dict[int, dict[int, int]] = field(default_factory=dict)  # bytes of each array kept for backward, by its
-    # identity, for each microbatch
+    deferral: WatchedDeferral = field(init=False)  # for parameters whose gradients may be put off
     _weights: dict[int, Picture] = field(default_factory=dict)
-    _inputs: dict[tuple[str, int], Shown] = field(default_factory=dict)  # x of each layer in each microbatch
-    _passes: Counter[tuple[str, str]] = field(default_factory=Counter)  # through each layer
+    _held: Held = field(default_factory=Held)
+    _turns: Turns = field(default_factory=Turns)
+    _inputs: dict[tuple[str, int], list[Shown]] = field(default_factory=dict)  # x of each layer in each microbatch
     _messages: Counter[Message] = field(default_factory=Counter)
-    _early: list[RankOp] = field(default_factory=list)  # receives whose microbatch isn't known yet
-    _turn: tuple[str, int] = (FORWARD, 0)  # the pass and the microbatch at hand
     _last: Shown | None = None  # what the newest operation made
+
+    def __post_init__(self) -> None:
+        self.deferral = WatchedDeferral(self._put_off)
 
     def watch(self, model: CausalLM) -> None:
         """See every pass through `model`, on a mesh of several axes what is between layers too."""
         mesh = model.site.mesh
         self.params = [param for _, param in model.named_params()]
         self.letters = Letters(tuple(a for a in mesh.sizes if mesh.sizes[a] > 1 and a != "pp") or (TP,))
-        self.moves = Moves(mesh, model.site.batch_type, model.site.sequence_parallel)
+        self.moves = Moves(mesh, model.site.batch_type, model.site.sequence_parallel, len(model.chunks))
+        self._turns.chunks = {name: number for number, chunk in enumerate(model.chunks) for name in chunk.names}
         observe(model, self)
 
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         if self._stack:
             self._before(self._stack[-1], spot.name.rpartition(".")[2], _given_type(spot, phase), args[0])
         else:
-            self._begin_turn(phase, self._passes[spot.name, phase])
+            self._begin_turn(self._turns.of(spot.name, phase, args[-1]))
         frame = self._frame(spot, phase, args[0])
         self._stack.append(frame)
         result = run()
         self._stack.pop()
         if phase == FORWARD:
-            self._hold(result[1])
+            self._held.keep(self._turns.now[1:], result[1])
+            if not self._stack:
+                self._turns.gave(spot.name, result[1])
             for name, (array, letter) in spot.layer.inside(result[1]).items():
                 kind = spot.outgoing if letter == VARYING else spot.outgoing.changed(TP, letter)
                 frame.inside.append(self.letters.shown(name, kind, picture_of(array), "mid"))
@@ -172,7 +123,7 @@ class Recorder(LayerObserver, GroupObserver):
     def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         moves = self.moves
         if self.outside is not None and not self._stack:
-            return self._show_outside(self.outside, call, arrays, run)
+            return self._show_outside(self.outside, call, arrays, group, run)
         if moves is None or not (self._stack or self.is_open):
             return run()
         if call.op in ("send", "recv"):
@@ -204,11 +155,14 @@ class Recorder(LayerObserver, GroupObserver):
         frame.collectives, frame.began = count + 1, time.perf_counter()
         return result
 
-    def _show_outside(self, outside: Outside, call: Call, arrays: Arrays, run: Callable[[], Any]) -> Any:
+    def _show_outside(
+        self, outside: Outside, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]
+    ) -> Any:
         """A sum may be written over what it was given, which is copied first."""
+        assert self.moves is not None
         copies = tuple(array.copy() for array in arrays)
         began, result = time.perf_counter(), run()
-        outside(call, copies, result, began)
+        outside(call, copies, result, began, self.moves.axis_of(group))
         return result
 
     def _gather(self, frame: Frame, op: str, arrays: Arrays, run: Callable[[], Any]) -> Any:
@@ -219,7 +173,7 @@ class Recorder(LayerObserver, GroupObserver):
         given = self.letters.shown(name, kinds[0], picture_of(joined(arrays)))
         made = frame.shown[name] = self.letters.shown(name, kinds[1], picture_of(joined(result)))
         if frame.phase == FORWARD:
-            self._inputs[frame.spot.name, frame.microbatch] = made
+            self._inputs[frame.spot.name, frame.microbatch][-1] = made
         step = Sum(name, f"{name} = the rows of {name} of all ranks")
         self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
         self._last, frame.began = made, time.perf_counter()
@@ -233,16 +187,14 @@ class Recorder(LayerObserver, GroupObserver):
             return Pending(self.around_collective(call, arrays, group, start).wait)
         return Pending.done(self.around_collective(call, arrays, group, lambda: start().wait()))
 
-    def _begin_turn(self, phase: str, microbatch: int) -> None:
-        """A layer of the model itself begins: what came before it was received for it. When backward of a microbatch
-        is over, what was kept for it is let go of.
+    def _begin_turn(self, turn: Turn) -> None:
+        """A layer of the model itself begins. When backward of a microbatch through a chunk is over, what was kept for
+        it is let go of.
         """
-        if self._turn != (phase, microbatch) and self._turn[0] == BACKWARD:
-            self._held.pop(self._turn[1], None)
-        self._turn = phase, microbatch
-        for op in self._early:
-            op.telling.phase, op.microbatch = self._turn
-        self._early.clear()
+        before = self._turns.now
+        if turn != before and before.phase == BACKWARD:
+            self._held.drop(before[1:])
+        self._turns.now = turn
 
     def _message(self, moves: Moves, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         """A send or a receive, between stages or inside a layer."""
@@ -257,10 +209,10 @@ class Recorder(LayerObserver, GroupObserver):
         telling = moves.message_telling(call, name, layer, phase)
         op = self.add(telling, [shown], began, arrays if is_send else ())
         op.axis, op.message = moves.axis_of(group), replace(message, number=number)
-        if not is_send and frame is None:
-            self._early.append(op)
         if frame:
             frame.began = time.perf_counter()
+        else:
+            op.microbatch = moves.microbatch_of(call, self._turns.now.microbatch)
         return result
 
     def _gradients(self, moves: Moves, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
@@ -294,11 +246,11 @@ class Recorder(LayerObserver, GroupObserver):
         algebra = algebra_of(spot.layer)
         name = algebra.name("x" if phase == FORWARD else "dy")
         given = self.letters.shown(name, _used_type(spot, algebra, phase), picture_of(array))
-        number = self._passes[spot.name, phase]
-        self._passes[spot.name, phase] += 1
-        x = given if phase == FORWARD else self._inputs.pop((spot.name, number))
+        number = self._turns.now.microbatch
+        inputs = self._inputs.setdefault((spot.name, number), [])
         if phase == FORWARD:
-            self._inputs[spot.name, number] = x
+            inputs.append(given)
+        x = inputs[-1] if phase == FORWARD else inputs.pop()
         shown = {x.name: x, name: given, **self._params_of(spot, algebra)}
         return Frame(spot, phase, algebra, array, given, shown, number)
 
@@ -306,9 +258,8 @@ class Recorder(LayerObserver, GroupObserver):
         """What comes after the last collective; where one rank alone sums nothing, the work that makes its summand."""
         kind, segments, sums = frame.kind, frame.steps(Segment), frame.steps(Sum)
         rest = segments[len(sums) :]
-        if segments and not rest and not frame.collectives:
-            alone = segments[0].equation.replace("_partial", "")
-            rest = [replace(segments[0], equation=alone, output=sums[0].makes)]
+        if segments and not frame.collectives:
+            rest = frame.alone(rest) or rest
         for segment in rest:
             if (frame.spot.layer.algebra or made is not frame.newest) and (
                 not segment.needs or segment.needs in frame.shown
@@ -328,12 +279,46 @@ class Recorder(LayerObserver, GroupObserver):
             self._own_work(frame, segment, self.letters.shown(segment.output, kind, picture_of(given)))
 
     def _own_work(self, frame: Frame, segment: Segment, out: Shown | None) -> None:
+        if segment.grads and frame.put_off:
+            segment = self._first_half(frame, segment)
+            if out is None:
+                return
         arrays = [_as_input(frame.shown[name]) for name in segment.inputs.split() if name in frame.shown]
         arrays += [*frame.inside, out] if out is not None else []
         if segment.grads:
             arrays += self._grads_of(frame)
         self.add(frame.telling(segment), arrays, frame.began)
         self._last = out or self._last
+
+    def _put_off(self, task: Task) -> Task:
+        """A layer has left a weight gradient for later; what it needs is kept until then."""
+        frame = self._stack[-1]
+        frame.put_off += 1
+        self._held.keep(id(frame), captured(task))
+
+        def later() -> None:
+            began = time.perf_counter()
+            task()
+            frame.put_off -= 1
+            if not frame.put_off:
+                self._weight_grads(frame, began)
+
+        return later
+
+    def _first_half(self, frame: Frame, segment: Segment) -> Segment:
+        """What is computed at once, where weight gradients are put off."""
+        letters = [frame.algebra.name(name) for name in own_params(frame.spot.layer)]
+        first, frame.later = halves(segment, letters, has_bias="b" in frame.shown)
+        return first
+
+    def _weight_grads(self, frame: Frame, began: float) -> None:
+        """All that a pass through a layer has put off is done."""
+        self._held.drop(id(frame))
+        if frame.later is not None:
+            arrays = [_as_input(frame.shown[name]) for name in frame.later.inputs.split() if name in frame.shown]
+            telling = frame.telling(frame.later, title=WEIGHT_GRADS)
+            op = self.add(telling, [*arrays, *self._grads_of(frame)], began)
+            op.microbatch = frame.microbatch
 
     def _join(self, frame: Frame, child: str, kind: ArrayType, made: Array) -> None:
         """What went past and what was made last: their sum is what `child` is given, or ("") what is returned."""
@@ -353,12 +338,12 @@ class Recorder(LayerObserver, GroupObserver):
     def add(self, telling: Telling, arrays: list[Shown], began: float, given: Sequence[Array] = ()) -> RankOp:
         """An operation that has ended now. `given`: what was handed to its collective."""
         seconds, size = time.perf_counter() - began, sum(array.nbytes for array in given)
-        self.ops.append(RankOp(telling, arrays, self._memory(), seconds, size, microbatch=self._turn[1]))
+        self.ops.append(RankOp(telling, arrays, self._memory(), seconds, size, microbatch=self._turns.now.microbatch))
         return self.ops[-1]
 
     def _params_of(self, spot: Spot, algebra: Algebra) -> dict[str, Shown]:
         shown = {}
-        for name, param in _own_params(spot.layer).items():
+        for name, param in own_params(spot.layer).items():
             if id(param) not in self._weights:
                 self._weights[id(param)] = picture_of(param.data)
             letter = algebra.name(name)
@@ -370,7 +355,7 @@ class Recorder(LayerObserver, GroupObserver):
             self.letters.shown(
                 f"d{frame.algebra.name(name)}", self.letters.of_param(param).gradient, picture_of(param.grad), "grad"
             )
-            for name, param in _own_params(frame.spot.layer).items()
+            for name, param in own_params(frame.spot.layer).items()
             if param.grad is not None
         ]
 
@@ -379,16 +364,9 @@ class Recorder(LayerObserver, GroupObserver):
         return Memory(
             sum(param.data.nbytes for param in self.params),
             grads,
-            sum(sum(own.values()) for own in self._held.values()),
+            self._held.nbytes,
             self.moments,
         )
-
-    def _hold(self, ctx: Any) -> None:
-        """The caller keeps contexts until the whole backward pass is over."""
-        for array in arrays_in(ctx):
-            while isinstance(array.base, np.ndarray):
-                array = array.base
-            self._held.setdefault(self._turn[1], {})[id(array)] = array.nbytes
 
 
 def _given_type(spot: Spot, phase: str) -> ArrayType:
@@ -405,10 +383,6 @@ def _used_type(spot: Spot, algebra: Algebra, phase: str) -> ArrayType:
         if getattr(spot.layer, algebra.exit).placements(summands).letters == spot.outgoing.letters:
             return summands.gradient
     return _given_type(spot, phase)
-
-
-def _own_params(layer: Layer) -> dict[str, Param]:
-    return {name: child for name, child in layer.children().items() if isinstance(child, Param)}
 
 
 def _as_input(shown: Shown, name: str = "") -> Shown:

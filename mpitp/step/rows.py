@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpitp.step.film import Film, Op
+from mpitp.step.film import UPDATE, WEIGHT_GRADS, Film, Op
 
 AXIS_SIGNS = {"pp": "P", "dp": "D", "cp": "C", "tp": "T"}  # of collectives over ranks along an axis
 OVER_SEVERAL = "*"
 _MESSAGES = {"send": ">", "recv": "<"}
 LEGEND = (
-    "f, b: own work, forward and backward; T, C, D: a collective over tp, cp, dp",
-    "(*: over several); > a send, < a receive. Who has no letter in a column waits.",
+    "f, b, u: own work, forward, backward, update; w: weight gradients put off;",
+    "T, C, D, P: a collective over tp, cp, dp, pp (*: over several); > send, < receive.",
+    "Who has no letter in a column waits.",
 )
 _LEAST_COLUMNS = 16
 
@@ -19,6 +20,11 @@ _LEAST_COLUMNS = 16
 def name_of(film: Film, rank: int) -> str:
     """The rank with its coordinates: "rank 3 (pp 1, dp 1)"."""
     return f"rank {rank} ({film.places[rank]})" if film.places else f"rank {rank}"
+
+
+def turn_of(film: Film, op: Op) -> str:
+    """To which microbatch it belongs, in words, where there is a mesh and it is of one."""
+    return f" of microbatch {op.microbatch}" if film.places and op.phase != UPDATE else ""
 
 
 def row_lines(film: Film, width: int, now: int = 0) -> list[str]:
@@ -49,7 +55,8 @@ def _signs(film: Film) -> Iterator[dict[int, str]]:
 def _sign(op: Op) -> str:
     if op.collective in _MESSAGES:
         return _MESSAGES[op.collective]
-    return AXIS_SIGNS.get(op.axis, OVER_SEVERAL) if op.collective else op.phase[0]
+    own = "w" if op.title == WEIGHT_GRADS else op.phase[0]
+    return AXIS_SIGNS.get(op.axis, OVER_SEVERAL) if op.collective else own
 
 
 def _arrows(film: Film) -> Iterator[str]:

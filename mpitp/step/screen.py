@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitp.step.code import code_of
-from mpitp.step.film import Array, Film, Op, legend
-from mpitp.step.rows import name_of, ways
+from mpitp.step.film import UPDATE, Array, Film, Op, legend
+from mpitp.step.rows import name_of, turn_of, ways
 from mpitp.step.sends import ALGORITHMS, kind_of, told_rounds
 from mpitp.step.tour import guide
 from mpitp.step.values import fits, panels
@@ -116,14 +116,14 @@ def list_lines(film: Film) -> list[str]:
     for op in film.ops:
         what = f"{op.collective} of {_bytes(max(op.given_bytes))} a rank" if op.collective else op.title
         what = f"{op.title}: {ways(op)}" if op.peers else what
-        turn = f"{op.microbatch:3} " if film.places else ""
+        turn = f"{op.microbatch if op.phase != UPDATE else '':3} " if film.places else ""
         lines.append(f"{op.number:4} {op.phase:8} {turn}{op.layer:26} {what}")
     return lines
 
 
 def _head(film: Film, op: Op, width: int) -> str:
     what = op.collective.upper() if op.collective else op.title
-    phase = f"{op.phase} of microbatch {op.microbatch}" if film.places else op.phase
+    phase = op.phase + turn_of(film, op)
     over = f" over {op.axis}" if film.places and op.collective else ""
     return f"{op.number}/{len(film.ops)} {phase}  {op.layer}: {what}{over}"[:width]
 
@@ -182,7 +182,9 @@ def _pair(op: Op) -> list[str]:
 def _memory(op: Op) -> list[str]:
     params, grads = [m.params for m in op.memory], [m.grads for m in op.memory]
     kept = [m.activations for m in op.memory]
-    return [f"held a rank: params {_spread(params)}, grads {_spread(grads)}, kept {_spread(kept)}"]
+    moments = [m.moments for m in op.memory]
+    told = f", moments {_spread(moments)}" if any(moments) else ""
+    return [f"held a rank: params {_spread(params)}, grads {_spread(grads)}, kept {_spread(kept)}{told}"]
 
 
 def _spread(sizes: Sequence[float]) -> str:

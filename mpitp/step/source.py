@@ -24,6 +24,7 @@ from mpitp.layers.site import choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
 from mpitp.models.registry import config_from_hf
+from mpitp.models.stages import Cutting
 from mpitp.step.assemble import assemble
 from mpitp.step.cuts import Sizes
 from mpitp.step.film import Film
@@ -134,7 +135,11 @@ def _note_shared_heads(film: Film) -> None:
 
 
 def _title(wish: Wish, config: DecoderConfig, ranks: int, batches: Sequence[Batch]) -> str:
-    blocks = f"block {wish.block}" if wish.layout.pp == 1 else f"blocks {wish.block}-{wish.block + wish.layout.pp - 1}"
+    blocks = (
+        f"block {wish.block}"
+        if wish.layout.pp == 1
+        else f"blocks {wish.block}-{wish.block + wish.layout.num_parts - 1}"
+    )
     where = f"{blocks} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
     title = f"{where}, {ranks} rank{'s' * (ranks > 1)}, {len(batches[0].tokens)} tokens"
     title += f" in each of {len(batches)} sequences" if len(batches) > 1 else ""
@@ -151,33 +156,35 @@ def _places(meshes: Sequence[Mesh]) -> list[dict[str, int]]:
 
 def _source(wish: Wish) -> ModelSource:
     """Nothing is dropped."""
+    cutting = Cutting(wish.layout.chunks)
     if wish.model is None:
         path = Path(wish.config or "")
         if path.suffix == ".toml":
             raise UsageError(f"--config {path}: step takes a config.json, such as that of a run's model, no run file")
         raw = (
-            _deep(PRESETS[wish.preset], wish.layout.pp)
+            _deep(PRESETS[wish.preset], wish.layout.num_parts)
             if wish.config is None
             else read_json(path / "config.json" if path.is_dir() else path)
         )
         own = [text.partition("=")[0] for text in wish.overrides]
         fresh = config_from_hf(_with_overrides(raw, wish.overrides), own)
-        return ModelSource(dataclasses.replace(fresh, dropouts=Dropouts()), seed=wish.seed)
+        return ModelSource(dataclasses.replace(fresh, dropouts=Dropouts()), seed=wish.seed, cutting=cutting)
     whole = dataclasses.replace(load_config(wish.model), dropouts=Dropouts())
     if not 0 <= wish.block < whole.num_layers:
         raise UsageError(f"--block {wish.block}: the model has the blocks 0 to {whole.num_layers - 1}")
-    last = wish.block + wish.layout.pp
+    last = wish.block + wish.layout.num_parts
     if last > whole.num_layers:
         raise UsageError(
-            f"--block {wish.block} --pp {wish.layout.pp}: the model ends with block {whole.num_layers - 1}"
+            f"--block {wish.block}: {wish.layout.num_parts} parts of a pipeline take as many blocks, and the model "
+            f"ends with block {whole.num_layers - 1}"
         )
-    return ModelSource(whole, Path(wish.model), blocks=range(wish.block, last))
+    return ModelSource(whole, Path(wish.model), blocks=range(wish.block, last), cutting=cutting)
 
 
-def _deep(preset: Mapping[str, Any], stages: int) -> dict[str, Any]:
-    """The preset with a block for each stage."""
+def _deep(preset: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    """The preset with a block for each part of a pipeline."""
     key = "n_layer" if "n_layer" in preset else "num_hidden_layers"
-    return {**preset, key: stages}
+    return {**preset, key: parts}
 
 
 def _with_overrides(raw: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:

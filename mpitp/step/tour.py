@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpitp.step.film import UPDATE, Op
+from mpitp.step.film import UPDATE, WEIGHT_GRADS, Op
 from mpitp.step.moves import GRADIENTS
 
 EXAMPLES = {  # a chapter: the scripts of examples/ that teach it
@@ -221,6 +221,11 @@ _AMONG: dict[str, Guide] = {  # what goes between stages, replicas and pieces of
         "Without it the replicas would train apart, each on its own part of the data.",
     ),
 }
+_LATER = Guide(
+    "pipeline",
+    "The stage before needs dx at once; dW is needed at the update only, and fills the time in which nothing has come.",
+    "Done at once, as in 1F1B, every stage before this one would get its dx later: the bubble would be longer.",
+)
 _OTHER = {
     _F: Guide(
         "block", "A layer of its own: its equation says what it does.", "The passes after it would see another x."
@@ -236,6 +241,8 @@ def guide(op: Op) -> Guide:
     kind = op.collective.partition(" ")[0]
     if op.peers or kind == "all_to_all":
         return _AMONG["kv" if op.axis == "cp" and op.peers else kind]
+    if op.title == WEIGHT_GRADS:
+        return _LATER
     if op.subject == GRADIENTS:
         return _AMONG["rows" if op.axis == "tp" else "gradients"]
     if kind == "all_gather":

@@ -22,7 +22,6 @@ from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.optim.grad_norm import GradNorm, clip_scale
 from mpitp.optim.reduction import Reduction
 from mpitp.step.film import UPDATE, Shown, Telling
-from mpitp.step.letters import TP, Letters
 from mpitp.step.picture import picture_of
 
 if TYPE_CHECKING:
@@ -62,18 +61,18 @@ class Update:
             if param.grad is not None:
                 self._step(name, param, scale)
 
-    def _saw_squares(self, call: Call, arrays: Arrays, result: Any, began: float) -> None:
-        """The one sum of the norm."""
-        given, made = _shown("squares_partial", PARTIAL, arrays[0]), _shown("squares", INVARIANT, result)
+    def _saw_squares(self, call: Call, arrays: Arrays, result: Any, began: float, axis: str) -> None:
+        """The one sum of the norm, over all ranks of all stages."""
+        given, made = self._shown("squares_partial", PARTIAL, arrays[0]), self._shown("squares", INVARIANT, result)
         note = "a slot for each block of each tensor: one rank fills it, so that nothing is counted twice"
         self.recorder.add(_telling(NORM, "update.norm", _SQUARES, note), [given], began)
         told = _telling(NORM, "update.norm", "squares = sum_r squares_partial", "", f"{call.op} {call.detail}")
-        self.recorder.add(told, [replace(given, role="in"), made], began, arrays)
+        self.recorder.add(told, [replace(given, role="in"), made], began, arrays).axis = axis
         self.squares = [replace(made, role="in")]
 
     def _clip(self, norm: float) -> float:
         began, scale = time.perf_counter(), clip_scale(norm, CLIP_NORM)
-        made = [_shown("norm", INVARIANT, np.array([norm])), _shown("c", INVARIANT, np.array([scale]))]
+        made = [self._shown(name, INVARIANT, np.array([x])) for name, x in (("norm", norm), ("c", scale))]
         note = "every rank has the same norm and takes the same branch"
         self.recorder.add(_telling(CLIP, "update.clip", _CLIP, note), [*self.squares, *made], began)
         return scale
@@ -93,13 +92,14 @@ class Update:
         note = f"element by element: each rank its own piece, nothing is sent{decay}"
         self.recorder.add(_telling(ADAMW, f"update.{name}", _UPDATE, note), arrays, began)
 
+    def _shown(self, name: str, letter: str, array: Array) -> Shown:
+        """An array that is the same kind of thing along every axis."""
+        letters = self.recorder.letters
+        return letters.shown(name, ArrayType(tuple((axis, letter) for axis in letters.axes)), picture_of(array))
+
 
 def _telling(subject: str, place: str, equation: str, note: str, collective: str = "") -> Telling:
     return Telling(place, UPDATE, collective or subject, equation, note, "", collective, subject, _CODE[subject])
-
-
-def _shown(name: str, letter: str, array: Array) -> Shown:
-    return Letters().shown(name, ArrayType(((TP, letter),)), picture_of(array))
 
 
 def _nbytes(arrays: Iterable[Array]) -> int:

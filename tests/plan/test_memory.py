@@ -25,7 +25,7 @@ from mpitp.pipeline import runner as pipeline
 from mpitp.plan.kept import Sizes, kept_of
 from mpitp.plan.memory_command import run_memory, table
 from mpitp.plan.work import Sequences, work_of
-from mpitp.step.record import arrays_in
+from mpitp.step.contents import arrays_in
 from mpitp.train.run import TrainLoop, train
 from mpitp.train.stop import StopSignals
 from tests.train.run_case import make_data

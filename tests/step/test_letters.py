@@ -15,8 +15,9 @@ from mpitp.layers.array_type import ArrayType
 from mpitp.models import Batch, CausalLM
 from mpitp.step.assemble import assemble
 from mpitp.step.film import LETTERS, Array, Film, Op
+from mpitp.step.frame import algebra_of
 from mpitp.step.page import page_of
-from mpitp.step.record import algebra_of, record_pass
+from mpitp.step.record import record_pass
 from mpitp.step.screen import list_lines, whole_op
 from tests.step.films import film_of
 from tests.step.test_record import LAYOUTS, find, named, values

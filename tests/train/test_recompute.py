@@ -18,7 +18,8 @@ from mpitp.layers.recompute import Recompute
 from mpitp.layers.site import make_site
 from mpitp.models import CausalLM
 from mpitp.models.registry import recompute_blocks
-from mpitp.step.record import arrays_in, record_pass
+from mpitp.step.contents import arrays_in
+from mpitp.step.record import record_pass
 from mpitp.trace.timeline import finish
 from mpitp.trace.tracer import Tracer
 from mpitp.train.step import TrainStep

@@ -37,7 +37,10 @@ function codeButton() {
   return code;
 }
 function placeOf(op) {
-  return film.places.length ? ` of microbatch ${op.microbatch}` + (op.collective ? `, over ${op.axis}` : "") : "";
+  return !film.places.length ? "" : turnOf(op) + (op.collective ? `, over ${op.axis}` : "");
+}
+function turnOf(op) {
+  return op.phase === "update" ? "" : ` of microbatch ${op.microbatch}`;
 }
 /* From which rank to which a message goes, and where its other end is. */
 function otherEnd(op) {

@@ -18,7 +18,7 @@ function drawMesh() {
   for (const op of film.ops) {
     const group = drawn("g", {class: `op ${op.collective ? "comm" : op.phase}`, "data-op": op.number});
     const what = op.peers.length ? `${op.title} (${op.axis})` : op.collective ? `${op.collective} over ${op.axis}` : op.title;
-    group.append(drawn("title", {}, `${op.number}. ${op.phase} of microbatch ${op.microbatch}, ${op.layer}: ${what}`));
+    group.append(drawn("title", {}, `${op.number}. ${op.phase}${turnOf(op)}, ${op.layer}: ${what}`));
     for (const rank of op.ranks)
       group.append(drawn("rect", {x: x(op) + 1, y: y(rank), width: cell - 2, height: row - 5}));
     if (op.collective && !op.peers.length)
