@@ -15,6 +15,7 @@ from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.encoder_decoders import (
     ENCODER_DECODER_TYPES,
+    abstract_encoder_decoder,
     build_encoder_decoder,
     encoder_decoder_config_from_hf,
     recompute_both,
@@ -60,6 +61,15 @@ class EncoderDecoderSource:
     seed: int = 0
     recompute: str = "none"
     deals_weights: bool = False
+
+    @property
+    def chosen_blocks(self) -> range:
+        """All of the decoder's."""
+        return range(self.config.decoder.num_layers)
+
+    def abstract(self, site: Site) -> EncoderDecoder:
+        """The model on a site without memory."""
+        return abstract_encoder_decoder(self.config, site)
 
     def make(self, site: Site) -> EncoderDecoder:
         """The model on `site`, a collective over its ranks."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mpitp.infer.generate import Completion, Drafts, Speed
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
-    from mpitp.trace.tracer import Tracer
 
 _DESCRIPTION = """\
 Continue prompts with the model in a Hugging Face directory (as `mpitp train` and `mpitp convert` write them, or from
@@ -100,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.infer.generate import Follower, generate
     from mpitp.infer.sampling import Sampling
+    from mpitp.infer.traced import finish_trace, make_tracer
     from mpitp.infer.translate_command import refuse_beams, run_pairs
     from mpitp.models.encoder_decoders import is_encoder_decoder
     from mpitp.models.ends import TOKENIZER, notices_of, with_ends
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    tracer = _tracer(args)
+    tracer = make_tracer(args.trace)
     world = group if tracer is None else tracer.watch(group)
     model = _load(args, config, world, device)
     speculation = speculate_options.make_speculation(args, world, device, tokenizer)
@@ -134,8 +134,7 @@ def run(args: argparse.Namespace) -> int:
         tell(_textless(tokenizer, [token for text in done for token in text.tokens], config.vocab_size))
         if args.tokens_per_second:
             _print_speed(follower.speed, group.size, None if speculation is None else follower.speed.drafts)
-    if tracer is not None:
-        _finish_trace(tracer, group, args.trace)
+    finish_trace(tracer, group, args.trace)
     return 0
 
 
@@ -167,24 +166,6 @@ def _textless(tokenizer: Tokenizer, tokens: list[int], vocab_size: int) -> list[
         f"{len(found)} of the {len(tokens)} new tokens are ids that no token of the tokenizer has ({ids}), so no text "
         f"comes of them: the model has a vocabulary of {vocab_size}, the tokenizer of {tokenizer.vocab_size}"
     ]
-
-
-def _tracer(args: argparse.Namespace) -> Tracer | None:
-    if not args.trace:
-        return None
-    from mpitp.trace.timeline import check_writable
-    from mpitp.trace.tracer import Tracer
-
-    check_writable(args.trace)
-    return Tracer()
-
-
-def _finish_trace(tracer: Tracer, group: Group, path: str) -> None:
-    from mpitp.trace.timeline import finish
-
-    trace = finish(tracer, group, path, "generate")
-    if group.rank == 0:
-        print(f"{trace}\n\ntimeline in {path}: open it in https://ui.perfetto.dev", file=ErrorStream())
 
 
 class Printer:

@@ -19,6 +19,7 @@ from mpitp.infer.generate import Completion
 from mpitp.infer.lines import takes_every_letter, write_out
 from mpitp.infer.rules import Rules, read_rules
 from mpitp.infer.sampling import Sampling
+from mpitp.infer.traced import finish_trace, make_tracer
 from mpitp.infer.translate import translate
 from mpitp.layers.site import choose_blocks, make_site
 
@@ -27,7 +28,7 @@ BEAM_OPTIONS = ("beams", "length_penalty", "early_stopping")
 
 def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, group: Group, device: Device) -> int:
     """Every rank runs this, rank 0 prints."""
-    for option in ("stream", "trace", "tokens_per_second", "speculate"):
+    for option in ("stream", "tokens_per_second", "speculate"):
         if getattr(args, option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is not supported with an encoder and a decoder; leave it out"
@@ -36,13 +37,18 @@ def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, 
     check_fits(tokenizer, config.vocab_size, args.model)
     rules = _rules(args, read_rules(config, read_generation_config(args.model)), sampling)
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
-    site = make_site(group, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    tracer = make_tracer(args.trace)
+    world = group if tracer is None else tracer.watch(group)
+    site = make_site(world, dtype=args.dtype, device=device, invariant_blocks=blocks)
     model = load_encoder_decoder(args.model, site, config=config)
-    done = translate(model, tokenizer.encode_all(prompts), args.max_new_tokens, rules, sampling, group)
+    if tracer is not None:
+        tracer.attach(model)
+    done = translate(model, tokenizer.encode_all(prompts), args.max_new_tokens, rules, sampling, world)
     refusal = None
     if group.rank == 0:
         tell(config.notices)
         refusal = _print(args, tokenizer, prompts, done)
+    finish_trace(tracer, group, args.trace)
     refusal = group.broadcast_object(refusal)
     if refusal is not None:
         raise refusal

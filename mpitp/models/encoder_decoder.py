@@ -40,6 +40,7 @@ class EncoderDecoder(LayeredModel):
     """
 
     config: EncoderDecoderConfig
+    entrance = "encoder.embedding"
 
     def __init__(self, config: EncoderDecoderConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
         super().__init__(site, layers, Builder(site, 0.0).loss(site.share(config.vocab_size)), names)

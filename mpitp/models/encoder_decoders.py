@@ -80,8 +80,13 @@ def build_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDe
     layers don't fit one another, both before anything is allocated.
     """
     _check_site(config, site)
-    _on(config, site.abstract()).types()
+    abstract_encoder_decoder(config, site).types()
     return _on(config, site)
+
+
+def abstract_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
+    """The model without memory: to count its parameters, or look at its types."""
+    return _on(config, site.abstract())
 
 
 def new_encoder_decoder(config: EncoderDecoderConfig, site: Site, *, seed: int) -> EncoderDecoder:

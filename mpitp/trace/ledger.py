@@ -100,19 +100,22 @@ def _result_bytes(entry: Traffic) -> int:
 
 
 def table(rows: Iterable[LedgerRow], title: str, letters: str = "") -> str:
-    """The ledger as text, 116 columns. `letters`: what those of the formulas stand for."""
+    """The ledger as text, 116 columns, more where names are longer. `letters`: what those of the formulas stand for."""
+    rows = list(rows)
+    width = max([24, *(len(row.place) for row in rows)])
     lines = [
         f"communication ledger: {title}",
         letters,
-        f"{'collective':20} {'place':24} {'pass':8} {'axis':5} {'calls':>6} {'bytes a rank':>12}  {'formula':9} "
+        f"{'collective':20} {'place':{width}} {'pass':8} {'axis':5} {'calls':>6} {'bytes a rank':>12}  {'formula':9} "
         f"{'wait s':>8} {'transfer s':>10} {'MB/s':>7}",
     ]
-    rows = list(rows)
-    lines += [_line(row) for row in rows]
+    lines += [_line(row, width) for row in rows]
     total = sum(sum(row.bytes_by_rank) / len(row.bytes_by_rank) for row in rows)
     wait, transfer = sum(row.wait_seconds for row in rows), sum(row.transfer_seconds for row in rows)
     calls = sum(row.calls for row in rows)
-    lines.append(f"{'total':20} {'':24} {'':8} {'':5} {calls:6d} {total:12,.0f}  {'':9} {wait:8.3f} {transfer:10.3f}")
+    lines.append(
+        f"{'total':20} {'':{width}} {'':8} {'':5} {calls:6d} {total:12,.0f}  {'':9} {wait:8.3f} {transfer:10.3f}"
+    )
     wrong = [row for row in rows if not row.is_expected]
     verdict = "=: calls and bytes are those of the formula" if not wrong else f"{len(wrong)} rows differ (!) from it"
     return "\n".join([*lines, "", *_LEGEND, verdict])
@@ -126,13 +129,14 @@ _LEGEND = (
 )
 
 
-def _line(row: LedgerRow) -> str:
+def _line(row: LedgerRow, width: int) -> str:
     mean = sum(row.bytes_by_rank) / len(row.bytes_by_rank)
     mark = "" if row.expected_bytes is None else "= " if row.is_expected else "! "
     speed = f"{row.wire_bytes / row.transfer_seconds / 1e6:7.0f}" if row.transfer_seconds and row.wire_bytes else ""
     note = "" if row.is_expected else f"   expected {row.expected_calls} calls, {_expected_mean(row):,.0f} bytes a rank"
     return (
-        f"{row.kind:20} {row.place:24} {row.phase:8} {row.axis:5} {row.calls:6d} {mean:12,.0f}  {mark + row.formula:9} "
+        f"{row.kind:20} {row.place:{width}} {row.phase:8} {row.axis:5} {row.calls:6d} {mean:12,.0f}  "
+        f"{mark + row.formula:9} "
         f"{row.wait_seconds:8.3f} {row.transfer_seconds:10.3f} {speed:>7}{note}".rstrip()
     )
 

@@ -113,7 +113,7 @@ class Tracer(LayerObserver, GroupObserver):
         if phase == FORWARD and spot.name == self.work.entrance:
             self._close_when_full()
         if self.is_open:
-            self.work.count(spot.name, phase, len(args[0]))
+            self.work.count(spot.name, phase, 0 if args[0] is None else len(args[0]))  # ids have no gradient
         return self._in_span(spot.name, phase, run)
 
     def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:

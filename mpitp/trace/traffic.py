@@ -6,7 +6,7 @@ k of e experts a token, s bytes an element. A rank hands to a collective, in the
 
 | where                       | pass     | collective   | bytes a rank, a pass                                        |
 |-----------------------------|----------|--------------|-------------------------------------------------------------|
-| embedding                   | forward  | all_reduce   | t h s                                                       |
+| embedding                   | forward  | all_reduce   | t h s (t of an encoder, and of what reads it, the source's) |
 | attention out, MLP down     | forward  | all_reduce   | t h s each, in every block                                  |
 | loss                        | forward  | all_reduce   | t s (max), 2 t s (sum)                                      |
 | head                        | backward | all_reduce   | t h s                                                       |
@@ -43,6 +43,7 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.layers.gathered import in_whole_shapes
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Wrapper, walk
 from mpitp.layers.recompute import Recompute
+from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.layered import LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
 from mpitp.models.vision_config import VisionConfig
@@ -52,12 +53,12 @@ Key = tuple[str, str, str]  # collective, place, pass
 INDEX_BYTES = COUNT_BYTES = 8
 ROWS = {"patches": "blocks.0"}  # an image's rows are its patches and one more
 
-_BLOCK = re.compile(r"^blocks\.\d+")
+_BLOCK = re.compile(r"(^|\.)blocks\.\d+")
 
 
 def folded(name: str) -> str:
-    """The name of a layer with all blocks told as one: blocks.*.mlp.down."""
-    return _BLOCK.sub("blocks.*", name)
+    """The name of a layer with all blocks told as one: blocks.*.mlp.down, encoder.blocks.*.mlp.down."""
+    return _BLOCK.sub(r"\1blocks.*", name)
 
 
 @dataclass(slots=True)
@@ -186,13 +187,22 @@ def expected_traffic(model: LayeredModel, work: Work, everyones: Sequence[Mappin
 
 
 def letters(model: LayeredModel, work: Work) -> dict[str, float]:
-    """What the letters of the formulas stand for; t, and b of generating passes, are means of the forward ones."""
-    (passes, tokens), (_, heads) = work.of(ROWS.get(model.entrance, model.entrance), FORWARD), work.of(HEAD, FORWARD)
-    config, each = model.config, max(passes, 1)
-    rows = {"t": tokens / each} | ({"b": heads / each} if _generation(model, work) else {})
+    """What the letters of the formulas stand for; t, and b of generating passes, are means of the forward ones. Where
+    there is an encoder beside a decoder, t are the source's tokens, and those of the target are told beside.
+    """
+    config = model.config
+    rows = {"t": _mean(work, ROWS.get(model.entrance, model.entrance))}
+    rows |= {"t of targets": _mean(work, EMBEDDING)} if isinstance(model, EncoderDecoder) else {}
+    rows |= {"b": _mean(work, HEAD)} if _generation(model, work) else {}
     outputs = len(config.labels) if isinstance(config, VisionConfig) else config.vocab_size
     sizes = {"h": config.hidden_size, "d": config.head_dim, "v": outputs}
     return {**rows, **sizes, "p": model.site.tp.size, "s": model.dtype.itemsize}
+
+
+def _mean(work: Work, name: str) -> float:
+    """Tokens of a forward pass through a layer."""
+    passes, tokens = work.of(name, FORWARD)
+    return tokens / max(passes, 1)
 
 
 def _generation(model: LayeredModel, work: Work) -> dict[Key, Expected]:
@@ -201,7 +211,7 @@ def _generation(model: LayeredModel, work: Work) -> dict[Key, Expected]:
     passes, rows = head_passes - loss_passes, head_rows - loss_rows
     if not passes:
         return {}
-    assert isinstance(model, CausalLM), "the others' heads end in a loss"
+    assert isinstance(model, CausalLM | EncoderDecoder), "the others' heads end in a loss"
     logits = rows * model.config.vocab_size * model.dtype.itemsize
     return {
         ("all_gather", "layered.gather_logits", ""): Expected(passes, logits, "b v s / p"),

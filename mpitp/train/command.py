@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpitp.comm.environment import launch_claim
 from mpitp.config import RunConfig, key_table
-from mpitp.errors import Preempted, UsageError
+from mpitp.errors import Preempted
 from mpitp.paths import path_option
 from mpitp.run_file import load_run_config
 
@@ -56,9 +56,6 @@ keys of the run file, with defaults:
 """
 
 
-TRACED = ("text", "classification", "masked", "image")  # kinds of tasks whose models say what they send
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp train`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE + key_table()
@@ -90,8 +87,6 @@ def run(args: argparse.Namespace, arrange: Arrange | None = None) -> int:
     """
     config = load_run_config(args.run_file, args.set, ranks=launch_claim(os.environ).size)
 
-    if args.trace and config.task.kind not in TRACED:
-        raise UsageError(f"--trace isn't there for task.kind = {config.task.kind!r}; leave it out")
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.train.facts import run_facts

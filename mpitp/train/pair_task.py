@@ -38,7 +38,7 @@ from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import tokenizer_of
 from mpitp.train.setup import num_microbatches
 from mpitp.train.step import TrainStep
-from mpitp.train.task import Judgement, Source, Task
+from mpitp.train.task import Judgement, Task
 
 Encoded = list[tuple[list[int], list[int]]]  # ids of source and target
 
@@ -68,7 +68,7 @@ class PairTask(Task):
         return encode(self.tokenizer, self.pairs, self.config.data.seq_len, self.model_config)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> EncoderDecoderSource:
         section, train = self.config.model, self.config.train
         directory = None if section.from_ is None else Path(section.from_)
         return EncoderDecoderSource(

@@ -25,6 +25,8 @@ with --steps, the weights after optimizer steps. What is claimed to be equal on 
 With --config the layout is the whole of the run file's (every axis of [mesh], schedule, ZeRO, recompute): its first
 microbatches are dealt to the ranks as in training, and what differs is placed along an axis of the mesh where it shows.
 The batch ends with the first and the last id of every rank's rows of the vocabulary, as inputs and as targets.
+An encoder with a decoder is given pairs of unequal lengths; what its cross attention makes of the source is compared
+like the rest.
 The table's order is the order of computation, so its first failure is where to look. Exit code 5 on a difference, and
 when weights are NaN or infinite. On one rank the model is compared with itself: a layout needs several.
 

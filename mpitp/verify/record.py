@@ -14,7 +14,7 @@ from mpitp.backend.arrays import Array, to_host
 from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.param import Param
-from mpitp.layers.passes import Pass
+from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.rows import Rows
 from mpitp.models.layered import LayeredModel
 from mpitp.trace.observe import LayerObserver, Spot, observe
@@ -111,11 +111,12 @@ class Log(LayerObserver):
     """
 
     whole: Rows = NO_ROWS  # of the whole step, the microbatches of all ranks
+    source: Rows = NO_ROWS  # the same of what an encoder reads that has a decoder
     records: list[Record] = field(default_factory=list)
     is_open: bool = True
     _tokens: Tokens = field(default_factory=lambda: Tokens.of(NO_ROWS, NO_ROWS, NO_ROWS))
     _of_context: dict[int, Tokens] = field(default_factory=dict)
-    _around: tuple[Rows, Tokens] | None = None  # of the layer that holds the one which runs
+    _around: tuple[Pass, Tokens] | None = None  # of the layer that holds the one which runs
 
     def add(self, name: str, kind: str, array: Array, **place: Any) -> None:
         """Keep a copy in host memory; nothing while the log is closed."""
@@ -125,14 +126,17 @@ class Log(LayerObserver):
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         if not self.is_open:
             return run()
-        tokens, around = self._tokens_of(phase, args), self._around
+        tokens, around, before = self._tokens_of(phase, args), self._around, self._tokens
         self._tokens = tokens
         if phase == FORWARD and len(args) > 1 and isinstance(args[1], Pass):
-            self._around = (args[1].rows, tokens)
+            self._around = (args[1], tokens)
         result = run()
         self._around = around
+        if phase == FORWARD and self._reads_memory(args[0]):
+            self._tokens = before
         if phase == FORWARD:
-            self._of_context[id(result[1])] = tokens
+            if result[1] is not None:
+                self._of_context[id(result[1])] = tokens
             self.add(spot.name, "y", result[0], **place_of(result[0], spot.outgoing, tokens))
         elif result is not None:
             self.add(spot.name, "dx", result, **place_of(result, spot.incoming.gradient, tokens))
@@ -142,10 +146,25 @@ class Log(LayerObserver):
         second = args[1] if len(args) > 1 else None
         if phase == FORWARD and isinstance(second, Pass):
             if self._around is None:
-                return Tokens.of(self.whole, second.rows, second.shard_rows)
-            rows, tokens = self._around
-            return tokens if second.rows == rows else tokens.of_texts()
+                return self._of_pass(second)
+            run, tokens = self._around
+            return tokens if second.rows == run.rows else tokens.of_texts()
+        if isinstance(second, Crossing):  # where backward turns from the decoder's rows to the source's
+            return self._of_pass(second.source)
+        if phase == FORWARD and self._reads_memory(args[0]):
+            assert self._around is not None and self._around[0].crossing is not None
+            return self._of_pass(self._around[0].crossing.source)
         return self._of_context.get(id(second), self._tokens) if phase == BACKWARD else self._tokens
+
+    def _of_pass(self, run: Pass) -> Tokens:
+        """Which tokens a pass is of; one of a source, beside a decoder's, has no crossing."""
+        is_source = run.crossing is None and bool(self.source.runs)
+        return Tokens.of(self.source if is_source else self.whole, run.rows, run.shard_rows)
+
+    def _reads_memory(self, x: Array) -> bool:
+        """Whether a layer inside a decoder's block is given the encoder's output."""
+        crossing = None if self._around is None else self._around[0].crossing
+        return crossing is not None and x is crossing.memory
 
 
 def place_of(array: Array, claimed: ArrayType, tokens: Tokens) -> dict[str, Any]:

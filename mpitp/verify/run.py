@@ -13,10 +13,13 @@ import numpy as np
 
 from mpitp.comm.group import Group
 from mpitp.comm.mesh import AXES, Mesh
+from mpitp.layers.layer import walk
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.param import Param
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.deal import Deal
@@ -101,7 +104,8 @@ def places_of(mesh: Mesh) -> list[dict[str, int]]:
 def _run(model: LayeredModel, batches: Sequence[Batch], settings: Settings, make_step: MakeStep) -> Log:
     """The weights, one forward and backward pass, all gradients and their norm, then the optimizer steps."""
     log = record_layers(model)
-    log.whole = Rows(tuple(run for batch in batches for run in batch.rows.runs))
+    log.whole = joined_rows(batches)
+    log.source = joined_rows([batch.source for batch in batches if batch.source is not None])
     record_params(model.named_params(), log, "start")
     step, dealt = make_step(model, AdamWSettings(eps=settings.eps), settings.clip_norm), deal(model.site, batches)
     loss, _ = step.accumulate(dealt)
@@ -111,6 +115,11 @@ def _run(model: LayeredModel, batches: Sequence[Batch], settings: Settings, make
     if settings.steps:
         _run_steps(step, dealt, settings, log)
     return log
+
+
+def joined_rows(batches: Sequence[Batch]) -> Rows:
+    """The rows of several batches, one after the other."""
+    return Rows(tuple(run for batch in batches for run in batch.rows.runs))
 
 
 def deal(site: Site, batches: Sequence[Batch]) -> list[Batch]:
@@ -167,7 +176,7 @@ def finite_differences(
     step.accumulate(dealt)
     gradients = dict(step.reduction.counted)
     params = _everyones_parts(model)
-    tokens = np.concatenate([batch.tokens for batch in batches])
+    tokens = _looked_up(model, batches)
     random = np.random.default_rng(seed)
     chosen = []
     for _ in range(count):
@@ -181,9 +190,18 @@ def finite_differences(
     return [_check_one(step, dealt, *element, gradient) for element, gradient in zip(chosen, made, strict=True)]
 
 
+def _looked_up(model: LayeredModel, batches: Sequence[Batch]) -> np.ndarray:
+    """The ids whose rows of the embedding the batches train: not that of a padding, which lookups leave as it is."""
+    ids = np.concatenate([each.tokens for batch in batches for each in (batch, batch.source) if each is not None])
+    held = model.config.held_id if isinstance(model.config, EncoderDecoderConfig) else None
+    return ids if held is None else ids[ids != held]
+
+
 def _everyones_parts(model: LayeredModel) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """The parts of every parameter that some rank holds, and their shapes."""
-    own = {name: [(part.name, part.shape) for part in param.placement.parts] for name, param in model.named_params()}
+    """The parts of every trained parameter that some rank holds, and their shapes."""
+    constants = [layer.bias for _, layer in walk(model.all_layers()) if isinstance(layer, LogitsBias)]
+    trained = [(name, param) for name, param in model.named_params() if all(param is not each for each in constants)]
+    own = {name: [(part.name, part.shape) for part in param.placement.parts] for name, param in trained}
     return {name: parts for each in model.site.ranks.all_gather_objects(own) for name, parts in each.items()}
 
 

@@ -15,7 +15,9 @@ import numpy as np
 from mpitp.backend.arrays import array_module
 from mpitp.backend.device import Device
 from mpitp.backend.rng import normal_box, stream_key
+from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource, load_encoder_decoder_config
 from mpitp.checkpoint.encoder_source import EncoderSource, load_other_config
+from mpitp.checkpoint.hf_directory import read_config
 from mpitp.checkpoint.load import ModelSource, load_config, model_facts
 from mpitp.comm.agreement import Facts
 from mpitp.comm.environment import launch_claim
@@ -27,12 +29,15 @@ from mpitp.errors import ConfigError, UsageError
 from mpitp.layers.site import Site, choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
+from mpitp.models.encoder_decoders import is_encoder_decoder
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.run_file import load_run_config
 from mpitp.train.deal import ALONE
+from mpitp.train.encoder_task import EncoderTask
 from mpitp.train.facts import run_facts
 from mpitp.train.kinds import ENCODER_TASKS
+from mpitp.train.pair_task import PairTask
 from mpitp.train.setup import (
     check_own_group,
     model_config,
@@ -47,6 +52,7 @@ from mpitp.train.step import TrainStep
 from mpitp.verify.batches import random_batch
 from mpitp.verify.run import plain_step
 
+AnySource = ModelSource | EncoderSource | EncoderDecoderSource
 CLASSES_OF_A_NEW_HEAD = 5  # on three ranks 2, 2 and 1
 
 
@@ -57,7 +63,7 @@ class Source:
     `run`: the run file whose mesh, schedule and optimizer make the layout; None: all ranks lie along tp.
     """
 
-    model: ModelSource | EncoderSource
+    model: AnySource
     dtype: str
     invariant_blocks: int = 0
     run: RunConfig | None = None
@@ -65,7 +71,7 @@ class Source:
     def make(self, site: Site) -> LayeredModel:
         """The model on `site`; on one rank the plain one."""
         source = self.model
-        if isinstance(source, ModelSource) and site.ranks.size == 1:
+        if not isinstance(source, EncoderSource) and site.ranks.size == 1:
             source = dataclasses.replace(source, deals_weights=False)
         model = source.make(site)
         if self.model.directory is None:
@@ -110,7 +116,10 @@ class Source:
         return sizes
 
     def num_elements(self, num_layers: int | None = None) -> int:
-        """Elements of all parameters of the model, or of one with so many blocks."""
+        """Elements of all parameters of the model, or of one that continues text with so many blocks."""
+        if not isinstance(self.model, ModelSource):
+            params = self.model.abstract(make_site(SerialGroup())).named_params()
+            return sum(param.data.size for _, param in params)
         params = self.model.abstract(make_site(SerialGroup()), 1).named_params()
         sizes = {name: param.data.size for name, param in params}
         block = sum(size for name, size in sizes.items() if name.startswith("blocks."))
@@ -134,26 +143,28 @@ def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, 
     if isinstance(model, ModelSource):
         model = dataclasses.replace(model, blocks=parse_layers(args.layers, model.config.num_layers))
     elif args.layers is not None:
-        raise UsageError("--layers takes blocks of a model that continues text; an encoder is checked whole")
+        kind = "an encoder" if isinstance(model, EncoderSource) else "an encoder with a decoder"
+        raise UsageError(f"--layers takes blocks of a model that continues text; {kind} is checked whole")
     chosen = choose_blocks(invariant, blocks, model.config.heads)
     return Source(model, args.dtype, chosen, run), make_batches
 
 
-def _of_run(run: RunConfig) -> tuple[ModelSource | EncoderSource, Callable[[], list[Batch]]]:
+def _of_run(run: RunConfig) -> tuple[AnySource, Callable[[], list[Batch]]]:
     """The model of a run file, and its first microbatches."""
     needed = run.mesh.replicas * run.mesh.pp
     if run.task.kind == "text":
         data = open_data(run)
         model = run_source(run, model_config(run, data))
         return model, lambda: step_batches(run, model.config, data.train, step=1)[:needed]
-    if run.task.kind not in ENCODER_TASKS:
-        raise ConfigError(f"verify isn't there for task.kind = {run.task.kind!r}: it has no encoder-decoders yet")
-    task = ENCODER_TASKS[run.task.kind](run)
+    task: PairTask | EncoderTask
+    task = PairTask(run) if run.task.kind == "translation" else ENCODER_TASKS[run.task.kind](run)
     return task.source, lambda: task.step_batches(1, ALONE)[:needed]
 
 
-def _of_directory(directory: Path, seed: int) -> ModelSource | EncoderSource:
+def _of_directory(directory: Path, seed: int) -> AnySource:
     """The model of a directory. An encoder without a head is given one, so that there is a loss."""
+    if is_encoder_decoder(read_config(directory)):
+        return EncoderDecoderSource(load_encoder_decoder_config(directory), directory, seed)
     config = load_other_config(directory)
     if config is None:
         return ModelSource(load_config(directory), directory, seed)
@@ -225,18 +236,23 @@ def check_memory(source: Source, ranks: int, steps: int, available: int | None) 
     need = needed_bytes(source, ranks, steps)
     if available is None or need <= available:
         return
-    first, layers = source.model.chosen_blocks.start, len(source.model.chosen_blocks)
-    one = needed_bytes(source, ranks, steps, 1)
-    fewer = 1 + int((available - one) * (layers - 1) / (need - one)) if one <= available else 0
-    advice = (
-        f"check fewer layers at a time: --layers {first}:{first + fewer}"
-        if fewer
-        else f"not even one layer fits ({one / 2**30:.2f} GiB); use a host with more memory"
-    )
+    advice = _advice(source, need, available, lambda layers: needed_bytes(source, ranks, steps, layers))
     raise ConfigError(
         f"verify needs {need / 2**30:.2f} GiB on rank 0 for its share and the one-rank model, but "
         f"{available / 2**30:.2f} GiB are free; {advice}"
     )
+
+
+def _advice(source: Source, need: int, available: int, of_layers: Callable[[int], int]) -> str:
+    """What helps where `need` bytes are too many; `of_layers`: what so many blocks need."""
+    if not isinstance(source.model, ModelSource):
+        return "use a host with more memory"
+    first, layers = source.model.chosen_blocks.start, len(source.model.chosen_blocks)
+    one = of_layers(1)
+    if one > available:
+        return f"not even one layer fits ({one / 2**30:.2f} GiB); use a host with more memory"
+    fewer = 1 + int((available - one) * (layers - 1) / (need - one))
+    return f"check fewer layers at a time: --layers {first}:{first + fewer}"
 
 
 def available_bytes() -> int | None:

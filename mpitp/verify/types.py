@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mpitp.comm.mesh import abstract_mesh
+from mpitp.trace.traffic import folded
 from mpitp.verify.source import Source
 
 
@@ -38,11 +39,8 @@ def _rows_of(source: Source, sizes: dict[str, int], rank: int) -> list[TypeRow]:
     site = source.site_on(abstract_mesh(sizes, rank))
     rows: dict[TypeRow, None] = {}
     for name, typed in source.model.abstract(site).types().items():
-        words = name.split(".")
-        if words[0] == "blocks":
-            words[1] = "*"
         columns = ", ".join(part for part, _ in typed.outgoing.columns)
-        rows[TypeRow(".".join(words), str(typed.incoming), str(typed.outgoing), columns)] = None
+        rows[TypeRow(folded(name), str(typed.incoming), str(typed.outgoing), columns)] = None
     return list(rows)
 
 
