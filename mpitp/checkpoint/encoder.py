@@ -54,10 +54,14 @@ def load_encoder(directory: str | Path, site: Site, *, config: EncoderConfig | N
     `config` replaces `load_encoder_config(directory)`, for other dropout rates. Raises ConfigError for a model that
     isn't supported, FileError for a directory that is incomplete or contradictory.
     """
-    config = config or load_encoder_config(directory)
-    model = build_encoder(config, site)
-    load_params(model, directory, model.ignorable_tensors, ENCODER_TYPES[config.model_type].copies(config))
+    model = build_encoder(config or load_encoder_config(directory), site)
+    _fill(model, directory)
     return model
+
+
+def _fill(model: Encoder, directory: str | Path) -> None:
+    copies = ENCODER_TYPES[model.config.model_type].copies(model.config)
+    load_params(model, directory, model.ignorable_tensors, copies)
 
 
 def load_trunk(directory: str | Path, site: Site) -> Encoder:
@@ -69,21 +73,27 @@ def load_trunk(directory: str | Path, site: Site) -> Encoder:
 
 
 def load_under_head(directory: str | Path, site: Site, config: EncoderConfig, seed: int) -> tuple[Encoder, list[str]]:
-    """The directory's trunk under the head that `config` names; and the parameters that are fresh, made from `seed`.
-
-    What of the head the directory holds in the wanted shape is taken from there, unless it has other classes.
-    """
-    stored = load_encoder_config(directory)
-    if (stored.head, stored.labels) == (config.head, config.labels):
-        return load_encoder(directory, site, config=config), []
+    """The directory's trunk under the head that `config` names; and the parameters that are fresh, made from `seed`."""
     model = build_encoder(config, site)
+    return model, fill_under_head(model, directory, seed)
+
+
+def fill_under_head(model: Encoder, directory: str | Path, seed: int) -> list[str]:
+    """Fill a model from a directory whose trunk is under its own head or another; the parameters that are fresh, made
+    from `seed`. What of the head the directory holds in the wanted shape is taken from there, unless it has other
+    classes.
+    """
+    stored, config = load_encoder_config(directory), model.config
+    if (stored.head, stored.labels) == (config.head, config.labels):
+        _fill(model, directory)
+        return []
     init_params(model.named_params(), seed)
     trunk, tensors = trunk_names(model), _stored_shapes(directory)
     base = ENCODER_TYPES[config.model_type].base
     head = [name for name, _ in model.named_params() if name not in trunk]
     found = [name for name in head if _is_stored(SomeParams(model, [name], stored), tensors, base)]
     load_params(SomeParams(model, {*trunk, *found}, stored), directory, ANY_TENSOR)
-    return model, [name for name in head if name not in found]
+    return [name for name in head if name not in found]
 
 
 def trunk_names(model: Encoder) -> set[str]:

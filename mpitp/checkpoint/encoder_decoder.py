@@ -71,6 +71,10 @@ class EncoderDecoderSource:
         """The model on a site without memory."""
         return abstract_encoder_decoder(self.config, site)
 
+    def check(self, site: Site) -> None:
+        """Raise ConfigError where the model can't be laid on such a site. Nothing is allocated."""
+        abstract_encoder_decoder(self.config, site)
+
     def make(self, site: Site) -> EncoderDecoder:
         """The model on `site`, a collective over its ranks."""
         model = recompute_both(build_encoder_decoder(self.config, site), self.recompute)

@@ -5,24 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpitp.checkpoint.encoder import load_encoder_config, load_under_head
+from mpitp.checkpoint.encoder import fill_under_head, load_encoder_config
 from mpitp.checkpoint.hf_directory import read_config
-from mpitp.checkpoint.vision import load_vision_config, load_vision_under_head
+from mpitp.checkpoint.vision import fill_vision_under_head, load_vision_config
+from mpitp.layers.gathered import deal_weights
+from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
+from mpitp.models.encoder import Encoder
 from mpitp.models.encoder_config import EncoderConfig
-from mpitp.models.encoders import abstract_encoder, is_encoder, new_encoder
+from mpitp.models.encoders import abstract_encoder, build_encoder, is_encoder
 from mpitp.models.layered import LayeredModel
-from mpitp.models.vision import abstract_vision, new_vision
+from mpitp.models.registry import recompute_blocks
+from mpitp.models.stages import Cutting
+from mpitp.models.vision import Vision, abstract_vision, build_vision
 from mpitp.models.vision_config import VisionConfig, is_vision
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSource:
-    """A model from `directory`, under the head that `config` names, or fresh from `seed` where that is None."""
+    """A model from `directory`, under the head that `config` names, or fresh from `seed` where that is None.
+
+    `cutting`: into the stages of a mesh that has several. `deals_weights`: to the ranks of the axes of data.
+    `recompute`: which blocks forget (`layers/recompute.py`).
+    """
 
     config: EncoderConfig | VisionConfig
     directory: Path | None
     seed: int
+    cutting: Cutting = Cutting()
+    deals_weights: bool = False
+    recompute: str = "none"
 
     @property
     def chosen_blocks(self) -> range:
@@ -34,15 +46,30 @@ class EncoderSource:
         config = self.config if num_layers is None else replace(self.config, num_layers=num_layers)
         return abstract_vision(config, site) if isinstance(config, VisionConfig) else abstract_encoder(config, site)
 
-    def make(self, site: Site) -> LayeredModel:
-        """The model on `site`."""
+    def check(self, site: Site) -> None:
+        """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
         if isinstance(self.config, VisionConfig):
-            if self.directory is None:
-                return new_vision(self.config, site, seed=self.seed)
-            return load_vision_under_head(self.directory, site, self.config, self.seed)
+            abstract_vision(self.config, site, self.cutting)
+        else:
+            abstract_encoder(self.config, site, self.cutting)
+
+    def make(self, site: Site) -> LayeredModel:
+        """The model on `site`, a collective over its ranks."""
+        model = recompute_blocks(self._built(site), self.recompute)
+        if self.deals_weights:
+            deal_weights(model.layers, site.mesh)
         if self.directory is None:
-            return new_encoder(self.config, site, seed=self.seed)
-        return load_under_head(self.directory, site, self.config, self.seed)[0]
+            init_params(model.named_params(), self.seed)
+        elif isinstance(model, Vision):
+            fill_vision_under_head(model, self.directory, self.seed)
+        else:
+            fill_under_head(model, self.directory, self.seed)
+        return model
+
+    def _built(self, site: Site) -> Encoder | Vision:
+        if isinstance(self.config, VisionConfig):
+            return build_vision(self.config, site, self.cutting)
+        return build_encoder(self.config, site, self.cutting)
 
 
 def load_other_config(directory: Path) -> EncoderConfig | VisionConfig | None:

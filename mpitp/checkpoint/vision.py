@@ -49,12 +49,11 @@ class _Trunk:
         return hf_pieces(self.stored)
 
 
-def load_vision_under_head(directory: str | Path, site: Site, config: VisionConfig, seed: int) -> Vision:
-    """The directory's trunk under the head that `config` names, made from `seed` unless the directory has the same."""
-    stored = load_vision_config(directory)
+def fill_vision_under_head(model: Vision, directory: str | Path, seed: int) -> None:
+    """Fill a model from a directory's trunk; its head is made from `seed` unless the directory has the same."""
+    stored, config = load_vision_config(directory), model.config
     if (stored.head, stored.labels) == (config.head, config.labels):
-        return load_vision(directory, site, config=config)
-    model = build_vision(config, site)
+        load_params(model, directory, model.ignorable_tensors)
+        return
     init_params(model.named_params(), seed)
     load_params(_Trunk(model, stored), directory, ("*",))
-    return model

@@ -15,8 +15,9 @@ Texts of different lengths lie one after the other without padding: each sees it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 
@@ -36,10 +37,16 @@ from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, MASKED, TOKENS, EncoderConfig
 from mpitp.models.layered import HfNames, LayeredModel
-from mpitp.models.stages import Chunk
+from mpitp.models.stages import Chosen, Chunk, token_costs
 from mpitp.ops.sight import EVERYTHING
 
-HEAD = "head"
+EMBEDDING, HEAD = "embedding", "head"
+ENDS = (EMBEDDING, "positions", "types", "embedding_norm", "embedding dropout")  # what stands before the blocks
+LOOKUPS = ENDS[:3]
+TIED = {f"{HEAD}.weight": f"{EMBEDDING}.weight"}  # the head of masked tokens
+
+
+MakeHead = Callable[[EncoderConfig, Builder], dict[str, Layer]]
 
 
 class Encoder(LayeredModel):
@@ -48,12 +55,11 @@ class Encoder(LayeredModel):
     config: EncoderConfig
 
     def __init__(
-        self, config: EncoderConfig, site: Site, layers: dict[str, Layer], num_trunk: int, names: HfNames
+        self, config: EncoderConfig, site: Site, layers: dict[str, Layer], names: HfNames, chunks: Sequence[Chunk]
     ) -> None:
         loss = Builder(site, 0.0).loss(classes_share(config, site), num_classes_blocks(config, site))
-        chunk = Chunk(tuple(layers), site.batch_type, ends_in_loss=config.head != FEATURES)
-        super().__init__(site, layers, loss, names, (chunk,))
-        self.config, self.num_trunk = config, num_trunk
+        super().__init__(site, layers, loss, names, chunks)
+        self.config = config
 
     def inputs(self, batch: Batch) -> Array:
         self._check(batch.tokens, self.config.vocab_size, "token id", "the model's vocabulary")
@@ -78,7 +84,7 @@ class Encoder(LayeredModel):
     @property
     def trunk(self) -> dict[str, Layer]:
         """All but the head."""
-        return dict(list(self.layers.items())[: self.num_trunk])
+        return {name: layer for name, layer in self.layers.items() if name in ENDS or name.startswith("blocks.")}
 
     def hidden(self, batch: Batch) -> Array:
         """What the last block makes of each token, [t, h], the same on every rank."""
@@ -90,27 +96,51 @@ class Encoder(LayeredModel):
             raise ConfigError(f"{what} {bad[0]} lies outside {of} {size}; was the text prepared for this model?")
 
 
-def build_encoder(config: EncoderConfig, site: Site, pieces: HfNames, make_head: Mapping[str, Any]) -> Encoder:
-    """The encoder on a site, all parameters zero. make_head: for each head, a function of (config, builder) that makes
-    its layers by name.
+def put_together(
+    config: EncoderConfig, site: Site, names: HfNames, make_head: Mapping[str, MakeHead], chosen: Chosen = ()
+) -> Encoder:
+    """The encoder on a site, all parameters zero; of its layers the chosen ones, chunk by chunk (none: all)."""
+    has_embedding = not chosen or EMBEDDING in chosen[0][0]
+    makers = _makers(config, Builder(site, config.init_std), make_head, has_embedding)
+    last = "" if config.head == FEATURES else list(makers)[-1]
+    chunks = [Chunk(own, incoming, last in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
+    return Encoder(config, site, layers, names, chunks)
+
+
+def layer_costs(config: EncoderConfig, layers: Mapping[str, Layer]) -> dict[str, float]:
+    """Multiplications a token that each layer takes forward; a head that sees a row of each text takes next to none."""
+    lookups = dict.fromkeys(LOOKUPS, float(config.hidden_size))
+    if config.head in (MASKED, TOKENS):
+        return token_costs(layers, lookups, {HEAD: config.num_classes})
+    return token_costs(layers, {**lookups, HEAD: 0.0}, {})
+
+
+def _makers(
+    config: EncoderConfig, build: Builder, make_head: Mapping[str, MakeHead], has_embedding: bool
+) -> dict[str, Callable[[], Layer]]:
+    """What makes each layer, by name, in forward order. `has_embedding`: whether the embedding is made too; where it
+    isn't, the head of masked tokens has a replica of its table.
     """
-    build = Builder(site, config.init_std)
-    vocab, hidden = site.share(config.vocab_size), config.hidden_size
-    table = build.vocab_table(vocab, hidden)
-    layers: dict[str, Layer] = {"embedding": build.embedding(table, vocab)}
-    layers["positions"] = build.positions(config.max_positions, hidden, config.position_offset)
+    vocab, hidden = build.site.share(config.vocab_size), config.hidden_size
+    table = cache(lambda: build.vocab_table(vocab, hidden, is_replica=not has_embedding))
+    makers: dict[str, Callable[[], Layer]] = {EMBEDDING: lambda: build.embedding(table(), vocab)}
+    makers["positions"] = lambda: build.positions(config.max_positions, hidden, config.position_offset)
     if config.num_types:
-        layers["types"] = TypeEmbedding(site.whole(config.num_types, hidden, std=config.init_std))
-    layers["embedding_norm"] = build.layer_norm(hidden, config.norm_eps)
+        makers["types"] = lambda: TypeEmbedding(build.between(config.num_types, hidden, std=config.init_std))
+    makers["embedding_norm"] = lambda: build.layer_norm(hidden, config.norm_eps)
     if config.dropouts.embedding:
-        layers["embedding dropout"] = Dropout(config.dropouts.embedding, "embedding")
-    layers |= {f"blocks.{i}": build_block(config, build, i) for i in range(config.num_layers)}
-    num_trunk = len(layers)
+        makers["embedding dropout"] = lambda: Dropout(config.dropouts.embedding, "embedding")
+    makers |= {f"blocks.{i}": partial(build_block, config, build, i) for i in range(config.num_layers)}
     if config.head == MASKED:
-        layers |= masked_head(config, build, table, vocab)
-    else:
-        layers |= make_head[config.head](config, build)
-    return Encoder(config, site, layers, num_trunk, pieces)
+        return makers | masked_head(config, build, table, vocab)
+    head = cache(lambda: make_head[config.head](config, build))
+    names = make_head[config.head](config, replace(build, site=build.site.abstract()))
+    return makers | {name: partial(_one_of, head, name) for name in names}
+
+
+def _one_of(make: Callable[[], Mapping[str, Layer]], name: str) -> Layer:
+    return make()[name]
 
 
 def build_block(config: EncoderConfig, build: Builder, index: int) -> PostNormBlock:
@@ -127,13 +157,15 @@ def build_block(config: EncoderConfig, build: Builder, index: int) -> PostNormBl
     return PostNormBlock(attention, norms[0], mlp, norms[1], dropouts)
 
 
-def masked_head(config: EncoderConfig, build: Builder, table: Product, vocab: Share) -> dict[str, Layer]:
-    """A dense layer, its norm, and the embedding's own table with a bias."""
+def masked_head(
+    config: EncoderConfig, build: Builder, table: Callable[[], Product], vocab: Share
+) -> dict[str, Callable[[], Layer]]:
+    """What makes a dense layer, its norm, and the head over the embedding's own table with a bias."""
     hidden, activation = config.hidden_size, activation_of(config.activation, gated=False)
     return {
-        "transform": build.gathered_dense(hidden, hidden, activation),
-        "transform_norm": build.layer_norm(hidden, config.norm_eps),
-        HEAD: build.head(table, vocab, bias=True),
+        "transform": lambda: build.gathered_dense(hidden, hidden, activation),
+        "transform_norm": lambda: build.layer_norm(hidden, config.norm_eps),
+        HEAD: lambda: build.head(table(), vocab, bias=True),
     }
 
 

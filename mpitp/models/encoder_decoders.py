@@ -79,13 +79,13 @@ def build_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDe
     """The model on a site, all parameters zero. Raises ConfigError for a site that can't be, PlacementError where
     layers don't fit one another, both before anything is allocated.
     """
-    _check_site(config, site)
     abstract_encoder_decoder(config, site).types()
     return _on(config, site)
 
 
 def abstract_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
     """The model without memory: to count its parameters, or look at its types."""
+    _check_site(config, site)
     return _on(config, site.abstract())
 
 

@@ -8,18 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from mpitp.errors import ConfigError
-from mpitp.layers.build import Builder
 from mpitp.layers.init import init_params
-from mpitp.layers.layer import Layer
 from mpitp.layers.site import Site
 from mpitp.models import bert, distilbert, roberta
-from mpitp.models.encoder import Encoder
-from mpitp.models.encoder import build_encoder as put_together
-from mpitp.models.encoder_config import EncoderConfig
+from mpitp.models.encoder import TIED, Encoder, MakeHead, layer_costs, put_together
+from mpitp.models.encoder_config import MASKED, EncoderConfig
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
-
-MakeHead = Callable[[EncoderConfig, Builder], dict[str, Layer]]
+from mpitp.models.stages import Chosen, Cutting, chosen_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +65,20 @@ def encoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) ->
     return config
 
 
-def build_encoder(config: EncoderConfig, site: Site) -> Encoder:
-    """The encoder on a site, all parameters zero. Raises ConfigError for a site that can't be, PlacementError where
-    layers don't fit one another, both before anything is allocated.
+def build_encoder(config: EncoderConfig, site: Site, cutting: Cutting = Cutting()) -> Encoder:  # noqa: B008  (frozen)
+    """The encoder on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
+    site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    if site.sequence_parallel:
-        raise ConfigError("an encoder's rows lie whole on every rank: sequence parallelism is not supported with one")
+    _check_site(site)
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
-    abstract_encoder(config, site).types()
-    return _on(config, site)
+    return _on(config, site, _chunks(config, site, cutting))
 
 
-def abstract_encoder(config: EncoderConfig, site: Site) -> Encoder:
+def abstract_encoder(config: EncoderConfig, site: Site, cutting: Cutting = Cutting()) -> Encoder:  # noqa: B008
     """The encoder without memory: to count its parameters, or look at its types."""
-    return _on(config, site.abstract())
+    return _on(config, site.abstract(), _chunks(config, site, cutting))
 
 
 def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
@@ -94,6 +88,19 @@ def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
     return model
 
 
-def _on(config: EncoderConfig, site: Site) -> Encoder:
-    kind = ENCODER_TYPES[config.model_type]
-    return put_together(config, site, HfNames(kind.hf_pieces(config), kind.ignorable_tensors), kind.heads)
+def _check_site(site: Site) -> None:
+    if site.sequence_parallel or site.mesh.sizes["cp"] > 1:
+        what = "mesh.sequence_parallel" if site.sequence_parallel else "mesh.cp"
+        raise ConfigError(f"{what} is not supported with an encoder; use mesh.tp, mesh.dp and mesh.pp")
+
+
+def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
+    whole = _on(config, site.abstract())
+    return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
+
+
+def _on(config: EncoderConfig, site: Site, chosen: Chosen = ()) -> Encoder:
+    kind, tied = ENCODER_TYPES[config.model_type], TIED if config.head == MASKED else {}
+    names = HfNames(kind.hf_pieces(config), kind.ignorable_tensors, tied)
+    return put_together(config, site, names, kind.heads, chosen)

@@ -150,6 +150,10 @@ class LayeredModel(ABC):
         """What comes out of these layers, the first of which takes the inputs, and their contexts."""
         return _forward_all(layers, self.inputs(batch), run)
 
+    def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
+        """Of what goes from one block to the next on this rank."""
+        return len(self.site.token_share(batch.rows.num_tokens)), self.config.hidden_size
+
     def forward_chunk(self, chunk: Chunk, x: Array, run: Pass) -> tuple[Array, list[Any]]:
         """What comes out of a chunk's last layer for what goes into its first, and the contexts of all its layers."""
         return _forward_all([self.layers[name] for name in chunk.names], x, run)
@@ -174,11 +178,15 @@ class LayeredModel(ABC):
         """The summed loss of the batch's counted targets (divide by `batch.num_targets` for the mean): their cross
         entropy, and as many times the weighed auxiliary losses, where the model has such.
         """
+        return self.scored(batch)[1:]
+
+    def scored(self, batch: Batch) -> tuple[Array, float, LossContext]:
+        """The same behind the logits, of this rank's columns."""
         self._targets(batch)
         run = self.new_pass(batch)
         logits, model_ctx = self.run_layers(list(self.layers.values()), batch, run)
         loss, loss_ctx = self.objective(logits, batch, run)
-        return loss, LossContext(model_ctx, loss_ctx)
+        return logits, loss, LossContext(model_ctx, loss_ctx)
 
     def loss_backward(self, ctx: LossContext, scale: float, done: Callable[[str], None] = _ignore) -> None:
         """Add `scale` times the gradient of the summed loss to the gradients of all parameters."""

@@ -66,10 +66,6 @@ class CausalLM(LayeredModel):
             self._check_rows(batch.rows, self.config.max_positions)
         return from_host(batch.tokens, self.device.xp)
 
-    def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
-        """Of what goes from one block to the next on this rank."""
-        return len(self.site.token_share(batch.rows.num_tokens)), self.config.hidden_size
-
     def check_targets(self, targets: np.ndarray) -> None:
         self._check_ids(targets, lowest=None)
 

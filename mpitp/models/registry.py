@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from mpitp.errors import ConfigError, UsageError
-from mpitp.layers.array_type import ArrayType
 from mpitp.layers.build import Builder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.init import init_params
 from mpitp.layers.layer import Layer
-from mpitp.layers.param import Param
 from mpitp.layers.partition import Share
 from mpitp.layers.recompute import recomputing
 from mpitp.layers.rotary import Rotary
@@ -39,15 +36,16 @@ from mpitp.models import (
 )
 from mpitp.models.config import DecoderConfig
 from mpitp.models.groupwise import with_scales, without_grouping
-from mpitp.models.layered import HfNames
+from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
 from mpitp.models.names import HfPiece
 from mpitp.models.nearest import advice
-from mpitp.models.stages import Chunk, Cutting, costs_of, names_of_parts
+from mpitp.models.stages import Chosen, Chunk, Cutting, chosen_chunks, token_costs
 
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 HfPieces = Callable[[DecoderConfig], dict[tuple[str, str], HfPiece]]
 BuildBlock = Callable[[DecoderConfig, Builder, int, Rotary | None], Layer]
+AnyModel = TypeVar("AnyModel", bound=LayeredModel)
 ENTRY_POINTS = "mpitp.models"  # the group of those that bring model types
 TIED = {f"{HEAD}.weight": f"{EMBEDDING}.weight"}
 
@@ -191,7 +189,7 @@ def new_model(config: DecoderConfig, site: Site, *, seed: int, cutting: Cutting 
     return model
 
 
-def recompute_blocks(model: CausalLM, wish: str) -> CausalLM:
+def recompute_blocks(model: AnyModel, wish: str) -> AnyModel:
     """The model, its blocks wrapped as a run file wishes: "none", "attention", "full" or "every:N"."""
     wrap = recomputing(wish)
     for name, layer in model.layers.items():
@@ -207,42 +205,22 @@ def tensor_names(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
 
 
 def layer_costs(config: DecoderConfig, layers: Mapping[str, Layer]) -> dict[str, float]:
-    """Multiplications a token that each layer takes forward, by the global sizes of its matrices; a lookup takes none.
-
-    What attention takes beside depends on the sequence and is the same for every block. An element of the logits is
-    also exponentiated and compared, which takes about as long as ten multiplications of a product.
-    """
+    """Multiplications a token that each layer takes forward (`stages.token_costs`); a lookup takes none."""
     top_k = config.traits.mixture.top_k if config.traits.mixture else 0
-    costs = {
-        name: float(sum(_multiplications(param, top_k) for param in layer.params().values()))
-        for name, layer in layers.items()
-    }
-    lookups = dict.fromkeys((name for name in ("embedding", "positions") if name in costs), float(config.hidden_size))
-    return costs | lookups | {HEAD: costs[HEAD] + 10.0 * config.vocab_size}
+    lookups = dict.fromkeys(("embedding", "positions"), float(config.hidden_size))
+    return token_costs(layers, lookups, {HEAD: config.vocab_size}, top_k)
 
 
-def _multiplications(param: Param, top_k: int) -> int:
-    """Of a token with a parameter's matrices; of those of all experts [e, n, k] it meets `top_k`."""
-    shapes = [part.shape for part in param.placement.parts]
-    matrices = [(top_k, *shape[1:]) if len(shape) == 3 else shape for shape in shapes]
-    return sum(math.prod(shape) for shape in matrices if len(shape) > 1)
-
-
-def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> list[tuple[tuple[str, ...], ArrayType]]:
-    """The names of this rank's layers, chunk by chunk, and the type of what goes in. Checks the whole model's types."""
+def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _put_together(config, site.abstract())
-    types, names = whole.types(), list(whole.layers)
-    stages, stage = site.mesh.sizes["pp"], site.mesh.coordinates["pp"]
-    if stages == 1:
-        return [(tuple(names), site.batch_type)]
-    blocks = cutting.deal(costs_of(layer_costs(config, whole.layers)), stages)
-    return [(own, types[own[0]].incoming) for own in names_of_parts(names, blocks)[stage::stages]]
+    return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 
 
 def _put_together(
     config: DecoderConfig,
     site: Site,
-    chosen: Sequence[tuple[tuple[str, ...], ArrayType]] = (),
+    chosen: Chosen = (),
     pieces: dict[tuple[str, str], HfPiece] | None = None,
 ) -> CausalLM:
     """The chosen layers, chunk by chunk; all of them in one, unless told otherwise. `pieces`: their names in files."""

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from mpitp.backend.arrays import Array
 from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`count` numbers that a microbatch's logits come to, beside its loss. `of`: makes them, a collective over tp."""
+
+    count: int
+    of: Callable[[LayeredModel, Array, Batch], Sequence[float]]
+
+
+NOTHING = Measure(0, lambda model, logits, batch: ())
+
+
 class Runner(ABC):
-    """Runs microbatches through the model of this rank. Both methods are collectives over the ranks that hold it.
+    """Runs microbatches through the model of this rank. All methods are collectives over the ranks that hold it.
 
     Losses are summed over their targets, and equal on all ranks that share the rows; a runner may return one for all
     microbatches together.
@@ -25,8 +38,12 @@ class Runner(ABC):
         """How often it tells its progress that gradients are there: after each microbatch, or once for all."""
 
     @abstractmethod
+    def measure(self, batches: Iterable[Batch], measure: Measure) -> list[list[float]]:
+        """Of each microbatch the loss and, behind it, what is measured, without gradients."""
+
     def forward(self, batches: Iterable[Batch]) -> list[float]:
         """The microbatches' losses, without gradients."""
+        return [loss for (loss,) in self.measure(batches, NOTHING)]
 
 
 class Progress:
@@ -57,5 +74,9 @@ class PlainRunner(Runner):
     def rounds(self, batches: Sequence[Batch]) -> int:
         return len(batches)
 
-    def forward(self, batches: Iterable[Batch]) -> list[float]:
-        return [self.model.loss_forward(batch)[0] for batch in batches]
+    def measure(self, batches: Iterable[Batch], measure: Measure) -> list[list[float]]:
+        found = []
+        for batch in batches:
+            logits, loss, _ = self.model.scored(batch)
+            found.append([loss, *measure.of(self.model, logits, batch)])
+        return found

@@ -11,6 +11,7 @@ the others as even as can be; embedding and head count. The user may deal them o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,11 @@ from itertools import accumulate
 
 from mpitp.errors import ConfigError
 from mpitp.layers.array_type import ArrayType
+from mpitp.layers.layer import Layer, TypedLayer
+from mpitp.layers.param import Param
+from mpitp.layers.site import Site
+
+Chosen = Sequence[tuple[tuple[str, ...], ArrayType]]  # of each chunk: the names of its layers, and what it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,39 @@ def names_of_parts(names: Sequence[str], blocks: Sequence[range]) -> list[tuple[
     parts[0] = (*names[:before], *parts[0])
     parts[-1] = (*parts[-1], *names[after:])
     return parts
+
+
+def chosen_chunks(types: Mapping[str, TypedLayer], costs: Mapping[str, float], site: Site, cutting: Cutting) -> Chosen:
+    """This rank's chunks, of the types of all layers of the model and what each layer costs, in forward order."""
+    stages, stage, names = site.mesh.sizes["pp"], site.mesh.coordinates["pp"], list(costs)
+    if stages == 1:
+        return [(tuple(names), site.batch_type)]
+    blocks = cutting.deal(costs_of(costs), stages)
+    return [(own, types[own[0]].incoming) for own in names_of_parts(names, blocks)[stage::stages]]
+
+
+def token_costs(
+    layers: Mapping[str, Layer], lookups: Mapping[str, float], logits: Mapping[str, int], top_k: int = 0
+) -> dict[str, float]:
+    """Multiplications a token that each layer takes forward, by the global sizes of its matrices.
+
+    What attention takes beside depends on the sequence and is the same for every block. `lookups`: layers that take
+    something else. `logits`: how many each token has of those that a head gives: an element of them is also
+    exponentiated and compared, which takes about as long as ten multiplications of a product. `top_k`: experts a token.
+    """
+    costs = {
+        name: float(sum(_multiplications(param, top_k) for param in layer.params().values()))
+        for name, layer in layers.items()
+    }
+    costs |= {name: cost for name, cost in lookups.items() if name in costs}
+    return costs | {name: costs[name] + 10.0 * count for name, count in logits.items()}
+
+
+def _multiplications(param: Param, top_k: int) -> int:
+    """Of a token with a parameter's matrices; of those of all experts [e, n, k] it meets `top_k`."""
+    shapes = [part.shape for part in param.placement.parts]
+    matrices = [(top_k, *shape[1:]) if len(shape) == 3 else shape for shape in shapes]
+    return sum(math.prod(shape) for shape in matrices if len(shape) > 1)
 
 
 def costs_of(layers: Mapping[str, float]) -> Costs:

@@ -11,6 +11,9 @@ A batch's `tokens` are pixels [b n, c p p], `rows` one run of n + 1 an image, `t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import numpy as np
 
 from mpitp.backend.arrays import Array, from_host
@@ -35,10 +38,11 @@ from mpitp.models.bert import dense_pieces, norm_pieces
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
 from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.names import HfPiece
-from mpitp.models.stages import Chunk
+from mpitp.models.stages import Chosen, Chunk, Cutting, chosen_chunks, token_costs
 from mpitp.models.vision_config import VisionConfig
 from mpitp.ops.sight import EVERYTHING
 
+HEAD = "head"
 IGNORABLE_TENSORS = ("*embeddings.mask_token", "*pooler.dense.*")
 
 
@@ -48,11 +52,12 @@ class Vision(LayeredModel):
     config: VisionConfig
     entrance = "patches"
 
-    def __init__(self, config: VisionConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
+    def __init__(
+        self, config: VisionConfig, site: Site, layers: dict[str, Layer], names: HfNames, chunks: Sequence[Chunk]
+    ) -> None:
         labels = max(len(config.labels), 2)
         loss = Builder(site, 0.0).loss(site.share_of_few(labels), min(site.num_blocks, labels))
-        chunk = Chunk(tuple(layers), site.batch_type, ends_in_loss=config.head != FEATURES)
-        super().__init__(site, layers, loss, names, (chunk,))
+        super().__init__(site, layers, loss, names, chunks)
         self.config = config
 
     def inputs(self, batch: Batch) -> Array:
@@ -73,18 +78,17 @@ class Vision(LayeredModel):
             raise ConfigError(f"class {bad[0]} lies outside the model's {len(self.config.labels)}")
 
 
-def build_vision(config: VisionConfig, site: Site) -> Vision:
-    """The model on a site, all parameters zero."""
-    if site.sequence_parallel or site.mesh.sizes["cp"] > 1 or site.mesh.sizes["pp"] > 1:
-        raise ConfigError("a vision transformer is cut over tp and dp alone")
+def build_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008  (frozen)
+    """The model on a site, all parameters zero; of a mesh with stages, this rank's layers."""
+    if site.sequence_parallel or site.mesh.sizes["cp"] > 1:
+        raise ConfigError("a vision transformer's tokens aren't cut: use mesh.tp, mesh.dp and mesh.pp")
     site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
-    abstract_vision(config, site).types()
-    return _on(config, site)
+    return _on(config, site, _chunks(config, site, cutting))
 
 
-def abstract_vision(config: VisionConfig, site: Site) -> Vision:
+def abstract_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008
     """The model without memory: to count its parameters, or look at its types."""
-    return _on(config, site.abstract())
+    return _on(config, site.abstract(), _chunks(config, site, cutting))
 
 
 def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
@@ -94,18 +98,37 @@ def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
     return model
 
 
-def _on(config: VisionConfig, site: Site) -> Vision:
-    build, hidden = Builder(site, config.init_std), config.hidden_size
-    layers: dict[str, Layer] = {"patches": _patches(config, build), "tokens": _tokens(config, build)}
+def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
+    whole = _on(config, site.abstract())
+    costs = token_costs(whole.layers, {"tokens": float(config.hidden_size), HEAD: 0.0}, {})
+    return chosen_chunks(whole.types(), costs, site, cutting)
+
+
+def _on(config: VisionConfig, site: Site, chosen: Chosen = ()) -> Vision:
+    makers = _makers(config, Builder(site, config.init_std))
+    last = "" if config.head == FEATURES else HEAD
+    chunks = [Chunk(own, incoming, last in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
+    return Vision(config, site, layers, HfNames(hf_pieces(config), IGNORABLE_TENSORS), chunks)
+
+
+def _makers(config: VisionConfig, build: Builder) -> dict[str, Callable[[], Layer]]:
+    """What makes each layer, by name, in forward order."""
+    hidden, classes = config.hidden_size, len(config.labels)
+    makers: dict[str, Callable[[], Layer]] = {
+        "patches": lambda: _patches(config, build),
+        "tokens": lambda: _tokens(config, build),
+    }
     if config.dropouts.embedding:
-        layers["embedding dropout"] = Dropout(config.dropouts.embedding, "embedding")
-    layers |= {f"blocks.{i}": _block(config, build, i) for i in range(config.num_layers)}
-    layers["final_norm"] = build.layer_norm(hidden, config.norm_eps)
+        makers["embedding dropout"] = lambda: Dropout(config.dropouts.embedding, "embedding")
+    makers |= {f"blocks.{i}": partial(_block, config, build, i) for i in range(config.num_layers)}
+    makers["final_norm"] = lambda: build.layer_norm(hidden, config.norm_eps)
     if config.head == CLASSIFICATION and config.model_type == "dinov2":
-        layers |= {"pooling": ClassAndMean(), "head": build.classifier(2 * hidden, len(config.labels))}
+        makers |= {"pooling": ClassAndMean, HEAD: lambda: build.classifier(2 * hidden, classes)}
     elif config.head == CLASSIFICATION:
-        layers["head"] = OnFirstRows({"classifier": build.classifier(hidden, len(config.labels))})
-    return Vision(config, site, layers, HfNames(hf_pieces(config), IGNORABLE_TENSORS))
+        makers[HEAD] = lambda: OnFirstRows({"classifier": build.classifier(hidden, classes)})
+    return makers
 
 
 def _patches(config: VisionConfig, build: Builder) -> PatchEmbedding:

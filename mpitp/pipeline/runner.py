@@ -34,9 +34,8 @@ from mpitp.layers.deferral import Deferral, Task
 from mpitp.layers.gathered import finish_scatters
 from mpitp.layers.passes import Pass
 from mpitp.models.batch import Batch
-from mpitp.models.layered import ObjectiveContext
-from mpitp.models.model import CausalLM
-from mpitp.models.runner import Progress, Runner
+from mpitp.models.layered import LayeredModel, ObjectiveContext
+from mpitp.models.runner import NOTHING, Measure, Progress, Runner
 from mpitp.pipeline.actions import Action, Grid, Kind, Message, receive_before, send_after
 from mpitp.pipeline.schedules import make_schedule
 
@@ -51,7 +50,7 @@ class PipelineRunner(Runner):
     `progress` is told when all is done. Losses are those of the last stage, on all.
     """
 
-    def __init__(self, model: CausalLM, schedule: str, progress: Progress | None = None) -> None:
+    def __init__(self, model: LayeredModel, schedule: str, progress: Progress | None = None) -> None:
         self.model, self.schedule, self.progress = model, schedule, progress or Progress()
         self.group = model.site.mesh["pp"]
         self.grid = Grid(self.group.size, len(model.chunks))
@@ -74,23 +73,26 @@ class PipelineRunner(Runner):
             for name in reversed(self.model.layers):
                 self.progress.layer_done(name)
             self.progress.batch_done()
-        return self._of_last_stage(losses)
+        return [loss for (loss,) in self._of_last_stage(losses, 1)]
 
     def rounds(self, batches: Sequence[Batch]) -> int:
         return len(batches) if self.model.site.num_blocks else min(len(batches), 1)
 
-    def forward(self, batches: Iterable[Batch]) -> list[float]:
-        losses = []
+    def measure(self, batches: Iterable[Batch], measure: Measure) -> list[list[float]]:
+        found = []
         for number, batch in enumerate(batches):
             actions = [Action(Kind.FORWARD, number % TAGS, chunk) for chunk in range(self.grid.chunks)]
-            walk = _Walk(self, {number % TAGS: batch}, 0.0)
-            losses += walk.all(actions)
+            walk = _Walk(self, {number % TAGS: batch}, 0.0, measure=measure)
+            found += walk.all(actions)
             walk.held.clear()
-        return self._of_last_stage(losses)
+        return self._of_last_stage(found, 1 + measure.count)
 
-    def _of_last_stage(self, losses: list[float]) -> list[float]:
-        """The losses as the last stage has them; the others have as many noughts."""
-        return self.group.broadcast(np.array(losses, np.float64), self.group.size - 1).tolist()
+    def _of_last_stage(self, found: list[list[float]], width: int) -> list[list[float]]:
+        """What the last stage has found of each microbatch, so many numbers; the others have as many noughts."""
+        table = np.zeros((len(found), width))
+        if self.group.rank == self.group.size - 1:
+            table[...] = np.reshape(found, table.shape)
+        return self.group.broadcast(table, self.group.size - 1).tolist()
 
 
 @lru_cache
@@ -116,8 +118,9 @@ class _Walk:
         scale: float,
         *,
         in_order: bool = False,
+        measure: Measure = NOTHING,
     ) -> None:
-        self.in_order = in_order
+        self.in_order, self.measure = in_order, measure
         self.model, self.group, self.grid, self.deferral = runner.model, runner.group, runner.grid, runner.deferral
         self.batches, self.scale = batches, scale
         self.passes: dict[int, Pass] = {}
@@ -125,10 +128,10 @@ class _Walk:
         self.put_off: dict[tuple[int, int], list[Task]] = {}
         self.coming: dict[Action, list[Pending]] = {}
         self.going: list[Pending] = []
-        self.losses: dict[int, float] = {}
+        self.found: dict[int, list[float]] = {}
 
-    def all(self, actions: Sequence[Action]) -> list[float]:
-        """Do all; the losses of the microbatches in their order, noughts where this isn't the last stage."""
+    def all(self, actions: Sequence[Action]) -> list[list[float]]:
+        """Do all; of each microbatch in their order the loss and what is measured, nothing but on the last stage."""
         do = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._input_grad if self.in_order else self._backward}
         do |= {Kind.INPUT_GRAD: self._input_grad, Kind.WEIGHT_GRAD: self._weight_grad}
         for place, action in enumerate(actions):
@@ -138,7 +141,7 @@ class _Walk:
             self.going = [pending for pending in self.going if not pending.test()]
         for pending in self.going:
             pending.wait()
-        return [self.losses[number] for number in sorted(self.losses)]
+        return [self.found[number] for number in sorted(self.found)]
 
     def _forward(self, action: Action) -> None:
         batch, chunk = self.batches[action.microbatch], self.model.chunks[action.chunk]
@@ -147,8 +150,11 @@ class _Walk:
         if run.balance is not None:
             run.balance.go_on_from(counted)
         y, ctxs = self.model.forward_chunk(chunk, self.model.inputs(batch) if x is None else x, run)
-        loss, loss_ctx = self.model.objective(y, batch, run) if chunk.ends_in_loss else (0.0, None)
-        self.losses[action.microbatch] = self.losses.get(action.microbatch, 0.0) + loss
+        loss_ctx = None
+        self.found.setdefault(action.microbatch, [])
+        if chunk.ends_in_loss:
+            loss, loss_ctx = self.model.objective(y, batch, run)
+            self.found[action.microbatch] = [loss, *self.measure.of(self.model, y, batch)]
         self.held[action.microbatch, action.chunk] = _Held(ctxs, loss_ctx)
         self._send(action, y, None if run.balance is None else run.balance.so_far())
 
@@ -213,7 +219,7 @@ class _Walk:
                 self.going.append(self.group.start_send(array, message.peer, _tag(message)))
 
 
-def sum_tied(model: CausalLM) -> None:
+def sum_tied(model: LayeredModel) -> None:
     """Add the two summands of every gradient whose parameter is on the first and on the last stage. A collective."""
     group = model.site.mesh["pp"]
     params = dict(model.named_params())

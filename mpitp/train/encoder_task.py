@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpitp.backend.arrays import from_host, to_host
+from mpitp.backend.arrays import Array, from_host, to_host
 from mpitp.checkpoint.encoder import load_encoder_config
 from mpitp.checkpoint.encoder_source import EncoderSource
 from mpitp.comm.group import Group
@@ -23,15 +23,14 @@ from mpitp.errors import ConfigError
 from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
-from mpitp.layers.shards import ranks_along
-from mpitp.layers.site import DATA_AXES
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_config import CLASSIFICATION, MASKED, EncoderConfig
 from mpitp.models.encoders import encoder_config_from_hf
 from mpitp.models.layered import LayeredModel
+from mpitp.models.runner import Measure
 from mpitp.models.vision_config import VisionConfig
 from mpitp.train.deal import Deal
-from mpitp.train.setup import RunData, check_texts, dropouts_of, num_microbatches, open_data, run_notices
+from mpitp.train.setup import RunData, check_texts, dropouts_of, num_microbatches, open_data, run_cutting, run_notices
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement, Task
 
@@ -53,12 +52,18 @@ class EncoderTask(Task):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        _refuse_other_axes(config)
 
     @property
     def source(self) -> EncoderSource:
         directory = None if self.config.model.from_ is None else Path(self.config.model.from_)
-        return EncoderSource(self.model_config, directory, self.config.train.seed)
+        return EncoderSource(
+            self.model_config,
+            directory,
+            self.config.train.seed,
+            cutting=run_cutting(self.config),
+            deals_weights=self.config.optim.zero == 3,
+            recompute=self.config.train.recompute,
+        )
 
     def step_batches(self, step: int, deal: Deal) -> list[Batch]:
         size, micro = self.config.global_batch_size, self.config.train.micro_batch_size
@@ -75,7 +80,7 @@ class EncoderTask(Task):
         """The samples with these numbers; `places`: theirs in the step's global batch."""
 
     def judge(self, step: TrainStep, batches: Iterable[Batch]) -> Judgement:
-        return judge(step.model, batches)
+        return judge(step, batches)
 
 
 class ClassificationTask(EncoderTask):
@@ -166,21 +171,18 @@ class MaskedTask(EncoderTask):
             yield Batch.of_rows(*masking.apply(sampler.batch(samples)[0], samples))
 
 
-def judge(model: LayeredModel, batches: Iterable[Batch]) -> Judgement:
-    """Mean loss and part of right choices over all ranks' batches. A collective over the axes of data."""
-    loss, right, count = 0.0, 0, 0
-    for batch in batches:
-        logits, _ = model.forward(batch)
-        loss += model.loss_of(logits, batch)[0]
-        assert batch.targets is not None, "held-out batches have targets"
-        counted = np.flatnonzero(batch.targets >= 0)
-        whole = to_host(model.gather_logits(logits[from_host(counted, model.device.xp)]))
-        right += int((whole.argmax(axis=1) == batch.targets[counted]).sum())
-        count += len(counted)
-    totals = ranks_along(model.site.mesh, DATA_AXES).all_reduce(np.array([loss, right, count], np.float64))
-    if not totals[2]:
-        raise ConfigError("an evaluation without a single target; hold out more data")
-    return Judgement(float(totals[0] / totals[2]), float(totals[1] / totals[2]))
+def judge(step: TrainStep, batches: Iterable[Batch]) -> Judgement:
+    """Mean loss and part of right choices over all ranks' batches. A collective over the ranks of the model."""
+    targets, (loss, right) = step.measure(batches, Measure(1, right_choices))
+    return Judgement(loss / targets, right / targets)
+
+
+def right_choices(model: LayeredModel, logits: Array, batch: Batch) -> tuple[float]:
+    """How many counted targets have the largest logit."""
+    assert batch.targets is not None, "held-out batches have targets"
+    counted = np.flatnonzero(batch.targets >= 0)
+    whole = to_host(model.gather_logits(logits[from_host(counted, model.device.xp)]))
+    return (float((whole.argmax(axis=1) == batch.targets[counted]).sum()),)
 
 
 def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -254,19 +256,6 @@ def tokenizer_of(config: RunConfig) -> Tokenizer:
             'data.tokenizer = "DIR" or "bytes"'
         )
     return tokenizer_from(config.data.tokenizer)
-
-
-def _refuse_other_axes(config: RunConfig) -> None:
-    """Encoders are cut over tp and dp."""
-    for key, is_set in (
-        ("mesh.pp", config.mesh.pp > 1),
-        ("mesh.cp", config.mesh.cp > 1),
-        ("mesh.ep", config.mesh.ep > 1),
-        ("mesh.sequence_parallel", config.mesh.sequence_parallel),
-        ("optim.zero = 3", config.optim.zero == 3),
-    ):
-        if is_set:
-            raise ConfigError(f"{key} is not supported with task.kind = {config.task.kind!r}; use mesh.tp and mesh.dp")
 
 
 TASKS: dict[str, type[EncoderTask]] = {"classification": ClassificationTask, "masked": MaskedTask}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import to_host
+from mpitp.backend.arrays import Array, to_host
 from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource, load_encoder_decoder_config
 from mpitp.comm.group import Group
 from mpitp.config import DropoutSection, RunConfig
@@ -28,12 +28,11 @@ from mpitp.errors import ConfigError
 from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
-from mpitp.layers.shards import ranks_along
-from mpitp.layers.site import DATA_AXES
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig, PairDropouts
 from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf
 from mpitp.models.layered import LayeredModel
+from mpitp.models.runner import Measure
 from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import tokenizer_of
 from mpitp.train.setup import num_microbatches
@@ -104,7 +103,7 @@ class PairTask(Task):
             yield pairs_batch(pairs[number * micro : (number + 1) * micro], self.model_config.start_id)
 
     def judge(self, step: TrainStep, batches: Iterable[Batch]) -> Judgement:
-        return judge(step.model, batches)
+        return judge(step, batches)
 
     def generation_config(self) -> dict[str, Any]:
         model = self.model_config
@@ -112,23 +111,19 @@ class PairTask(Task):
         return {key: value for key, value in ids.items() if value is not None}
 
 
-def judge(model: LayeredModel, batches: Iterable[Batch]) -> Judgement:
+def judge(step: TrainStep, batches: Iterable[Batch]) -> Judgement:
     """Mean loss, part of right tokens and part of wholly right targets over all ranks' batches. A collective over the
-    axes of data.
+    ranks of the model.
     """
-    loss, right, tokens, whole, texts = 0.0, 0, 0, 0, 0
-    for batch in batches:
-        logits, _ = model.forward(batch)
-        loss += model.loss_of(logits, batch)[0]
-        is_right = to_host(model.gather_logits(logits)).argmax(axis=1) == batch.targets
-        right, tokens = right + int(is_right.sum()), tokens + len(is_right)
-        whole += sum(bool(is_right[rows].all()) for _, rows in batch.rows.places())
-        texts += len(batch.rows.runs)
-    sums = np.array([loss, right, tokens, whole, texts], np.float64)
-    totals = ranks_along(model.site.mesh, DATA_AXES).all_reduce(sums)
-    if not totals[2]:
-        raise ConfigError("an evaluation without a single target; hold out more data")
-    return Judgement(*(float(x) for x in (totals[0] / totals[2], totals[1] / totals[2], totals[3] / totals[4])))
+    tokens, (loss, right, whole, texts) = step.measure(batches, Measure(3, right_ones))
+    return Judgement(loss / tokens, right / tokens, whole / texts)
+
+
+def right_ones(model: LayeredModel, logits: Array, batch: Batch) -> tuple[float, float, float]:
+    """How many tokens are right, how many targets are from beginning to end, and of how many."""
+    is_right = to_host(model.gather_logits(logits)).argmax(axis=1) == batch.targets
+    whole = sum(bool(is_right[rows].all()) for _, rows in batch.rows.places())
+    return float(is_right.sum()), float(whole), float(len(batch.rows.runs))
 
 
 def pairs_batch(pairs: Encoded, start: int, dropout: DropoutState | None = None, places: Sequence[int] = ()) -> Batch:

@@ -42,10 +42,10 @@ from mpitp.train.setup import (
     run_site,
     schedule,
 )
-from mpitp.train.stages import check_pipeline, make_runner
+from mpitp.train.stages import check_layout, make_runner
 from mpitp.train.step import StepResult, TrainStep, quiet_overflow
 from mpitp.train.stop import Deadline, StopSignals, agreed_reason
-from mpitp.train.task import Judgement, Task, TextTask
+from mpitp.train.task import Judgement, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,7 @@ def _opened(config: RunConfig, world: Group) -> Task:
         tell(task.notices())
     check_own_group(config, world)
     mesh = run_mesh(config, world)
-    if isinstance(task, TextTask):
-        check_pipeline(config, task.decoder, mesh)
+    check_layout(config, task.source, mesh)
     task.check(world)
     return task
 

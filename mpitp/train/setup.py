@@ -150,10 +150,15 @@ def run_source(config: RunConfig, decoder: DecoderConfig) -> ModelSource:
         decoder,
         directory,
         config.train.seed,
-        cutting=Cutting(config.mesh.num_chunks, config.mesh.stages),
+        cutting=run_cutting(config),
         deals_weights=config.optim.zero == 3,
         recompute=config.train.recompute,
     )
+
+
+def run_cutting(config: RunConfig) -> Cutting:
+    """How the run file cuts its model into stages."""
+    return Cutting(config.mesh.num_chunks, config.mesh.stages)
 
 
 def run_reduction(config: RunConfig, model: LayeredModel) -> Reduction:

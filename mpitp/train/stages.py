@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from mpitp.comm.mesh import Mesh
 from mpitp.config import RunConfig
 from mpitp.errors import ConfigError
-from mpitp.layers.site import make_site
+from mpitp.layers.site import Site, make_site
+from mpitp.models.any_config import AnyConfig
 from mpitp.models.config import DecoderConfig
 from mpitp.models.layered import LayeredModel
-from mpitp.models.model import CausalLM
 from mpitp.models.runner import PlainRunner, Progress, Runner
 from mpitp.pipeline.runner import PipelineRunner
 from mpitp.train.setup import num_microbatches, run_source
@@ -17,18 +19,34 @@ from mpitp.train.setup import num_microbatches, run_source
 def make_runner(config: RunConfig, model: LayeredModel, progress: Progress) -> Runner:
     """How the run's microbatches go through the model; `progress` is told how far they are."""
     if config.mesh.pp > 1:
-        assert isinstance(model, CausalLM), "no other kind is cut into stages"
         return PipelineRunner(model, config.mesh.schedule, progress)
     return PlainRunner(model, progress)
 
 
+class Cuttable(Protocol):
+    """A run's model, not made yet."""
+
+    @property
+    def config(self) -> AnyConfig:
+        """Of the whole model."""
+
+    def check(self, site: Site) -> None:
+        """Raise ConfigError where the model can't be laid on such a site. Nothing is allocated."""
+
+
 def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> None:
+    """The same as `check_layout` of a decoder."""
+    check_layout(config, run_source(config, decoder), mesh)
+
+
+def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
     """Raise ConfigError where the model or the microbatches of a step aren't enough for the stages, or where there are
     no experts to be dealt.
     """
-    if config.mesh.ep > 1 and decoder.traits.mixture is None:
+    model = source.config
+    if config.mesh.ep > 1 and not (isinstance(model, DecoderConfig) and model.traits.mixture is not None):
         raise ConfigError(
-            f"mesh.ep = {config.mesh.ep} deals experts to ranks, but a model of type {decoder.model_type!r} has none; "
+            f"mesh.ep = {config.mesh.ep} deals experts to ranks, but a model of type {model.model_type!r} has none; "
             "give the ranks to mesh.dp, which is the same for all else"
         )
     if config.mesh.pp == 1:
@@ -38,7 +56,7 @@ def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> Non
             "optim.zero = 3 beside mesh.schedule = zb: weight gradients that are put off are made when whole weights "
             "are gone; use optim.zero = 2, whose weights stay, or another schedule (1f1b, gpipe, interleaved)"
         )
-    run_source(config, decoder).check(make_site(mesh))
+    source.check(make_site(mesh))
     count, replicas, stages = num_microbatches(config), config.mesh.replicas, config.mesh.pp
     if config.mesh.schedule == "interleaved" and count % (replicas * stages):
         raise ConfigError(_not_in_rounds(config, count))

@@ -20,7 +20,7 @@ from mpitp.layers.shards import ranks_along
 from mpitp.layers.site import DATA_AXES, Site
 from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
-from mpitp.models.runner import PlainRunner, Runner
+from mpitp.models.runner import NOTHING, Measure, PlainRunner, Runner
 from mpitp.optim.adamw import AdamW
 from mpitp.optim.grad_norm import GradNorm, clip_scale
 from mpitp.optim.reduction import Reduction, make_reduction
@@ -117,6 +117,10 @@ class TrainStep:
         """The model's mean loss over all ranks' batches."""
         return evaluate(self.model, batches, self.runner, self.reduction)
 
+    def measure(self, batches: Iterable[Batch], measure: Measure) -> tuple[int, list[float]]:
+        """See `measured`."""
+        return measured(self.model, batches, measure, self.runner, self.reduction)
+
     def _agreed(self, *numbers: float) -> tuple[float, ...]:
         """The first rank's numbers on every rank, so that all take the same branch."""
         return tuple(float(x) for x in self.world.broadcast(np.array(numbers)))
@@ -152,14 +156,26 @@ def evaluate(
     model: LayeredModel, batches: Iterable[Batch], runner: Runner | None = None, reduction: Reduction | None = None
 ) -> float:
     """Mean loss over all targets of all ranks' batches; no gradients. A collective over the axes of data."""
+    tokens, (loss,) = measured(model, batches, NOTHING, runner, reduction)
+    return loss / tokens
+
+
+def measured(
+    model: LayeredModel,
+    batches: Iterable[Batch],
+    measure: Measure,
+    runner: Runner | None = None,
+    reduction: Reduction | None = None,
+) -> tuple[int, list[float]]:
+    """Number of targets in all ranks' batches, the sum of their losses and of what is measured; no gradients."""
     data, counts = ranks_along(model.site.mesh, DATA_AXES), [0]
     idle = reduction.idle_forward if reduction is not None else None
     joining = idle_batch(model.site) if model.site.mesh.sizes["ep"] > 1 else None
-    losses = (runner or PlainRunner(model)).forward(_in_step(batches, data, counts, idle, joining))
+    found = (runner or PlainRunner(model)).measure(_in_step(batches, data, counts, idle, joining), measure)
     tokens = int(data.all_reduce(np.array([sum(counts)]))[0])
     if not tokens:
         raise ConfigError("an evaluation without a single target; give batches with targets")
-    return total_of(losses, data) / tokens
+    return tokens, [total_of([row[i] for row in found], data) for i in range(1 + measure.count)]
 
 
 def _in_step(

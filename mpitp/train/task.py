@@ -20,10 +20,11 @@ from mpitp.models.ends import notices_of
 from mpitp.models.layered import LayeredModel
 from mpitp.train.deal import Deal
 from mpitp.train.setup import RunData, check_texts, held_out_batches, run_notices, run_source, step_batches
+from mpitp.train.stages import Cuttable
 from mpitp.train.step import TrainStep
 
 
-class Source(Protocol):
+class Source(Cuttable, Protocol):
     """A model with its first weights, to be made on any site."""
 
     def make(self, site: Site) -> LayeredModel:

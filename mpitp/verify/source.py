@@ -47,7 +47,7 @@ from mpitp.train.setup import (
     run_source,
     step_batches,
 )
-from mpitp.train.stages import check_pipeline, make_runner
+from mpitp.train.stages import check_layout, make_runner
 from mpitp.train.step import TrainStep
 from mpitp.verify.batches import random_batch
 from mpitp.verify.run import plain_step
@@ -70,10 +70,8 @@ class Source:
 
     def make(self, site: Site) -> LayeredModel:
         """The model on `site`; on one rank the plain one."""
-        source = self.model
-        if not isinstance(source, EncoderSource) and site.ranks.size == 1:
-            source = dataclasses.replace(source, deals_weights=False)
-        model = source.make(site)
+        alone = site.ranks.size == 1
+        model = (dataclasses.replace(self.model, deals_weights=False) if alone else self.model).make(site)
         if self.model.directory is None:
             shake(model, self.model.seed)
         return model
@@ -88,8 +86,8 @@ class Source:
 
     def _check_stages(self, mesh: Mesh) -> None:
         """Raise ConfigError where model and microbatches aren't enough for the stages of a run's mesh."""
-        if self.run is not None and isinstance(self.model, ModelSource):
-            check_pipeline(self.run, self.model.config, mesh)
+        if self.run is not None:
+            check_layout(self.run, self.model, mesh)
 
     def site_on(self, mesh: Mesh, device: Device | None = None) -> Site:
         """The layout that is checked, on a mesh."""

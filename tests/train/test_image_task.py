@@ -137,7 +137,7 @@ def test_a_trunk_begins_other_classes(folder: Path) -> None:
         ("train.npz", {"model_num_channels": 3}, "has images of 1 channels, the model takes 3"),
         ("train.npz", {"model_patch_size": 9}, "image_size=8 is smaller than patch_size=9"),
         ("train.npz", {"model_hidden_sizes": 9}, "unknown key 'hidden_sizes'"),
-        ("train.npz", {"mesh_pp": 2}, "mesh.pp is not supported"),
+        ("train.npz", {"mesh_ep": 2}, "a model of type 'vit' has none"),
         ("learnt-not", {}, "learnt-not"),
     ],
 )
