@@ -50,6 +50,8 @@ class Of(IntEnum):
     KEPT = 11
     PUT_OFF = 12
     KEPT_AGAIN = 13
+    EXPS = 14  # the parts of exponentials and of operations' starts in the first three
+    STARTS = 15
 
 
 class Held(IntEnum):
@@ -178,17 +180,15 @@ class Anatomy:
         return recompute if not every else "none" if index % every else "full"
 
     def _rows(self, cut: Cut, rank: int, mode: str) -> dict[str, np.ndarray]:
-        """A row for each layer that differs."""
+        """A row for each layer that differs; where some of it is computed again, for each block."""
         plain, again = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
         case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, rank))
         if mode == "none":
-            return {name: case.row(name, layer, layer, None) for name, layer in plain.layers.items()}
-        rows = {}
-        for name, layer in ((name, layer) for name, layer in plain.layers.items() if name.startswith("blocks.")):
-            is_full = mode == "full"
-            held, rerun = (Recompute(layer), layer) if is_full else (again.layers[name], _attention_of(layer))
-            rows[name] = case.row(name, layer, held, rerun)
-        return rows
+            return {name: case.row(name, layer) for name, layer in plain.layers.items()}
+        once = {name: row for name, row in self.rows(cut, rank, "none").items() if name.startswith("blocks.")}
+        if mode == "full":
+            return {name: case.all_again(row, plain.layers[name]) for name, row in once.items()}
+        return {name: case.attention_again(row, plain.layers[name], again.layers[name]) for name, row in once.items()}
 
     def _weights(self, tp: int, rank: int, replicas: int) -> np.ndarray:
         """[layers, len(Held)]; a tied table counts with each of its two layers."""
@@ -212,23 +212,40 @@ class _Case:
         """The sequences, as attention takes them."""
         return Sequences.on(self.machine, self.facts.seq_len)
 
-    def row(self, name: str, layer: Layer, held: Layer, rerun: Layer | None) -> np.ndarray:
-        """`held`: the layer as it is wrapped to keep less; `rerun`: what of it backward runs again."""
+    def row(self, name: str, layer: Layer) -> np.ndarray:
+        """Of a layer as it is."""
         s, row = self.sizes, np.zeros(len(Of))
         work = work_of(layer, s, self.of)
-        row[Of.KEPT], row[Of.PUT_OFF], row[Of.KEPT_AGAIN] = kept_of(held, s), put_off(layer, s), kept_again(held, s)
+        row[Of.KEPT], row[Of.PUT_OFF] = kept_of(layer, s), put_off(layer, s)
         if name == HEAD:
             loss, kept = self._loss()
             work, row[Of.KEPT] = work + loss, row[Of.KEPT] + kept
         parts = [self._seconds(part) for part in (work.forward, work.input_grad, work.weight_grad)]
         row[Of.FORWARD : Of.WEIGHT_GRAD + 1] = [part.total for part in parts]
         row[Of.PRODUCTS] = sum(part.products for part in parts)
-        if rerun is not None:
-            row[Of.AGAIN] = self._seconds(work_of(rerun, s, self.of).forward).total
+        row[Of.EXPS], row[Of.STARTS] = sum(part.exps for part in parts), sum(part.starts for part in parts)
         for axis, first in (("tp", Of.TP), ("cp", Of.CP)):
             own = self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
-            again = self._waits({name: rerun}, axis).forward if rerun is not None else 0.0
-            row[first : first + 3] = own.forward + own.backward + again, own.forward, own.hidden
+            row[first : first + 3] = own.forward + own.backward, own.forward, own.hidden
+        return row
+
+    def all_again(self, once: np.ndarray, block: Layer) -> np.ndarray:
+        """Of a block whose backward runs its whole forward again."""
+        row = once.copy()
+        row[Of.AGAIN] = once[Of.FORWARD]
+        row[[Of.TP, Of.CP]] += once[[Of.TP_FORWARD, Of.CP_FORWARD]]
+        return self._with_kept(row, Recompute(block))
+
+    def attention_again(self, once: np.ndarray, block: Layer, held: Layer) -> np.ndarray:
+        """Of a block whose backward runs its attention again; `held`: the block as it is wrapped for that."""
+        row, attention = once.copy(), _attention_of(block)
+        row[Of.AGAIN] = self._seconds(work_of(attention, self.sizes, self.of).forward).total
+        for axis, column in (("tp", Of.TP), ("cp", Of.CP)):
+            row[column] += self._waits({"": attention}, axis).forward
+        return self._with_kept(row, held)
+
+    def _with_kept(self, row: np.ndarray, held: Layer) -> np.ndarray:
+        row[Of.KEPT], row[Of.KEPT_AGAIN] = kept_of(held, self.sizes), kept_again(held, self.sizes)
         return row
 
     def _loss(self) -> tuple[Both, int]:

@@ -18,6 +18,7 @@ from mpitp.plan.space import Units, check_layout, divisors
 from mpitp.plan.sums import Span
 
 AS_FAST = 1.02  # at most so many times as long is as fast
+SPARE_SECONDS = 1.1  # estimates in closed form may be so much above what a pipeline takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _fewer(problem: Problem, best: StepCost) -> StepCost | None:
     """The fewest of some smaller numbers of ranks that are as fast: halves and other parts, from the largest on."""
     found: StepCost | None = None
     for ranks in reversed(divisors(best.layout.ranks)[:-1]):
-        cost = fastest(problem, ranks)
+        cost = fastest(problem, ranks, longest=SPARE_SECONDS * AS_FAST * best.seconds)
         if cost is None or cost.seconds > AS_FAST * best.seconds:
             break
         found = cost

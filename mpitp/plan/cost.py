@@ -65,8 +65,8 @@ class StepCost:
 
     @property
     def limit(self) -> str:
-        """The part, apart from products, that takes longest: what would have to shrink."""
-        return max((name for name in self.parts if name != "products"), key=self.parts.__getitem__)
+        """The part that takes longest: what would have to shrink."""
+        return max(self.parts, key=self.parts.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
         "sums over replicas": over[last].waited + count * extra[dearest],
         "bubble": length - count * float(total[dearest] + extra[dearest]),
         "optimizer": over[last].optimizer,
-        "start": anatomy.machine.compute.step_seconds,
+        "start of the step": anatomy.machine.compute.step_seconds,
     }
     hidden = {
         "sums over tp": count * float(rows[dearest, Of.TP_HIDDEN]),
@@ -165,10 +165,12 @@ def times_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _parts(row: np.ndarray, count: int) -> dict[str, float]:
     """Of m microbatches through one stage."""
-    passes = row[Of.FORWARD] + row[Of.INPUT_GRAD] + row[Of.WEIGHT_GRAD] - row[Of.PRODUCTS]
+    own = row[[Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD]].sum()
     named = {
         "products": row[Of.PRODUCTS],
-        "passes": passes,
+        "passes": own - row[[Of.PRODUCTS, Of.EXPS, Of.STARTS]].sum(),
+        "exponentials": row[Of.EXPS],
+        "starts": row[Of.STARTS],
         "recompute": row[Of.AGAIN],
         "sums over tp": row[Of.TP],
         "exchange over cp": row[Of.CP],

@@ -30,7 +30,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,11 +91,19 @@ class ComputeSection(Section):
     def check(self) -> None:
         _check_filled("compute.passes", self.passes, "[1e8, 1e10]")
 
+    @cached_property
+    def _rates(self) -> dict[float, float]:
+        return {}
+
+    def pass_rate(self, num_bytes: float) -> float:
+        """Bytes a second of one pass that reads and writes so many."""
+        if num_bytes not in self._rates:
+            self._rates[num_bytes] = along(self.passes, num_bytes)
+        return self._rates[num_bytes]
+
     def pass_seconds(self, num_bytes: float) -> float:
-        """Of one pass that reads and writes so many bytes, its start included."""
-        if not num_bytes:
-            return 0.0
-        return self.operation_seconds + num_bytes / along(self.passes, num_bytes)
+        """Of such a pass, its start included."""
+        return self.operation_seconds + num_bytes / self.pass_rate(num_bytes) if num_bytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,16 @@ class ProductsSection(Section):
             f"[m, n, k, flop/s], measured by `mpitp bench machine`"
         )
 
-    def rate(self, dtype: str, m: int, n: int, k: int) -> float:
+    @cached_property
+    def _known(self) -> dict[tuple[str, float, float, float], float]:
+        return {}
+
+    def rate(self, dtype: str, m: float, n: float, k: float) -> float:
         """Flops a second of [m, k] times [k, n]."""
-        return product_rate(self.of(dtype), m, n, k)
+        shape = dtype, m, n, k
+        if shape not in self._known:
+            self._known[shape] = product_rate(self.of(dtype), m, n, k)
+        return self._known[shape]
 
 
 @dataclass(frozen=True)
@@ -144,13 +159,21 @@ class Level(Section):
     def check(self) -> None:
         _check_filled(f"{self.section}.sums", self.sums, "[2, 1e8, 1e10]")
 
+    @cached_property
+    def _rates(self) -> dict[tuple[int, float], float]:
+        return {}
+
     def latency(self, ranks: int) -> float:
         """Of a collective over so many ranks."""
         return self.latency_seconds * math.ceil(math.log2(max(ranks, 1)))
 
     def transfer(self, num_bytes: float, ranks: int) -> float:
         """Of a sum, its latency left out."""
-        return num_bytes / sum_rate(self.sums, ranks, num_bytes) if ranks > 1 and num_bytes else 0.0
+        if ranks <= 1 or not num_bytes:
+            return 0.0
+        if (ranks, num_bytes) not in self._rates:
+            self._rates[ranks, num_bytes] = sum_rate(self.sums, ranks, num_bytes)
+        return num_bytes / self._rates[ranks, num_bytes]
 
     def send_seconds(self, num_bytes: float) -> float:
         """Of one message."""
@@ -292,7 +315,6 @@ def _check_filled(label: str, rows: Table, example: str) -> None:
         raise ConfigError(f"{label} is empty: expected one row at least, such as {example}")
 
 
-@lru_cache(maxsize=1 << 16)
 def product_rate(rows: Table, m: float, n: float, k: float) -> float:
     """Flops a second between measured shapes: the mean of the rows' logarithms, weighted by 1 / d^4 with d the distance
     of the shapes' logarithms (Shepard 1968, "A two-dimensional interpolation function for irregularly-spaced data").
@@ -308,7 +330,6 @@ def product_rate(rows: Table, m: float, n: float, k: float) -> float:
     return math.exp(total / weights)
 
 
-@lru_cache(maxsize=1 << 16)
 def sum_rate(rows: Table, ranks: int, num_bytes: float) -> float:
     """Bytes a second of a sum: by size for each measured number of ranks, then by ranks."""
     counts = sorted({row[0] for row in rows})

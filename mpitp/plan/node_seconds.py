@@ -10,17 +10,15 @@ from mpitp.ops.sight import LONG_TILE, TILE
 from mpitp.plan.graph import Collective, Node, Operation
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.operations import ATTENTION, PRODUCT
-
-HALVES = ("all_gather", "reduce_scatter")  # each is half of an all-reduce
-MESSAGES = ("send", "recv")
-HEAD_WIDTH = 64  # as most models have it: the rate of a tile's products hardly depends on it
+from mpitp.plan.sums import Span, collective_seconds
+from mpitp.plan.work import PRODUCTS_OF_TILE, STARTS_OF_TILE, Work, seconds_of
 
 
-def spread(sizes: Mapping[str, int], axes: tuple[str, ...], per_node: int) -> tuple[int, int]:
-    """(ranks in each node, nodes) of a group along some axes, where the job's ranks fill nodes one after the other.
+def spread(sizes: Mapping[str, int], axes: tuple[str, ...], per_node: int) -> Span:
+    """The ranks of a group along some axes, where the job's ranks fill nodes one after the other.
 
     >>> spread({"pp": 2, "dp": 1, "ep": 1, "cp": 1, "tp": 8}, ("tp",), 4)
-    (4, 2)
+    Span(in_node=4, nodes=2)
     """
     members = [0]
     stride = 1
@@ -29,39 +27,34 @@ def spread(sizes: Mapping[str, int], axes: tuple[str, ...], per_node: int) -> tu
             members = [member + stride * i for i in range(sizes[axis]) for member in members]
         stride *= sizes[axis]
     nodes = len({member // per_node for member in members})
-    return -(-len(members) // nodes), nodes
+    return Span(-(-len(members) // nodes), nodes)
 
 
 def node_seconds(node: Node, machine: Machine, sizes: Mapping[str, int], dtype: str) -> float:
     """Of one pass of a node, on a mesh of these sizes."""
     if isinstance(node, Collective):
-        return _collective(node, machine, sizes)
+        span = spread(sizes, tuple(node.axis.split("+")), machine.machine.ranks_per_node)
+        each = float(node.given_bytes) / max(node.calls, 1)
+        whole = each * node.ranks if node.op == "all_gather" else each
+        return node.calls * collective_seconds(node.op, whole, span, machine)
     assert isinstance(node, Operation)
     if node.kind == "optimizer":
         return node.moved_bytes / machine.compute.optimizer_bytes_per_second
+    return seconds_of(node_work(node), machine, dtype).total
+
+
+def node_work(node: Operation) -> Work:
+    """Of one pass, by the node's numbers alone: y = x W^T, or dx = dy W and dW = dy^T x; attention in whole tiles; of
+    all else its bytes.
+    """
+    turn = node.phase == BACKWARD
     if node.kind == PRODUCT:
-        return _product(node, machine, dtype)
+        t, n, k = node.shape
+        return Work(((t, k, n, 1), (n, k, t, 1)) if turn else ((t, n, k, 1),))
     if node.kind == ATTENTION:
-        return node.flops / machine.products.rate(dtype, TILE, LONG_TILE, HEAD_WIDTH)
-    return machine.compute.pass_seconds(node.moved_bytes)
-
-
-def _product(node: Operation, machine: Machine, dtype: str) -> float:
-    """y = x W^T; or dx = dy W and dW = dy^T x."""
-    t, n, k = node.shape
-    if not t * n * k:
-        return 0.0
-    shapes = [(t, k, n), (n, k, t)] if node.phase == BACKWARD else [(t, n, k)]
-    each = node.flops / len(shapes)
-    start = machine.compute.operation_seconds * len(shapes)
-    return start + sum(each / machine.products.rate(dtype, *shape) for shape in shapes)
-
-
-def _collective(node: Collective, machine: Machine, sizes: Mapping[str, int]) -> float:
-    in_node, nodes = spread(sizes, tuple(node.axis.split("+")), machine.machine.ranks_per_node)
-    each = float(node.given_bytes) / max(node.calls, 1)
-    if node.op in MESSAGES or node.op == "broadcast":
-        return 0.0 if node.op == "recv" else node.calls * machine.send(each, is_wide=nodes > 1)
-    whole = each * node.ranks if node.op == "all_gather" else each
-    share = 0.5 if node.op in HALVES or node.op == "all_to_all" else 1.0
-    return node.calls * machine.sum_seconds(whole, in_node, nodes, share)
+        width = node.shape[2]
+        area = node.flops / (2 * PRODUCTS_OF_TILE[turn] * width)  # elements of scores
+        tiles = area / (TILE * LONG_TILE)
+        products = ((TILE, LONG_TILE, width, PRODUCTS_OF_TILE[turn] * tiles),)
+        return Work(products, exps=area, starts=STARTS_OF_TILE[turn] * tiles)
+    return Work(passes=(node.moved_bytes,))

@@ -41,6 +41,7 @@ SPARE = 4  # estimates kept for each layout that is wanted: some may not fit whe
 FRONT_SECONDS, FRONT_BYTES = 1.5, 0.98  # the front ends at so many times the least seconds, and goes in such steps
 
 Filter = Callable[[Layout], bool]
+Loses = Callable[[float, float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Best:
     """The fastest estimates so far, and the front: those that no other beats in both."""
 
     keep: int
+    longest: float = math.inf  # seconds from which on nobody asks
+    has_front: bool = True
     fastest: list[Estimate] = field(default_factory=list)
     front: list[Estimate] = field(default_factory=list)
     opened: int = 0
@@ -70,8 +73,12 @@ class Best:
 
     def loses(self, seconds: float, num_bytes: float) -> bool:
         """Whether what takes at least so much can neither be among the fastest nor on the front."""
+        if seconds > self.longest:
+            return True
         if len(self.fastest) < self.keep or seconds < self.fastest[-1].seconds:
             return False
+        if not self.has_front:
+            return True
         if seconds > FRONT_SECONDS * self.fastest[0].seconds:
             return True
         return any(one.seconds <= seconds and FRONT_BYTES * one.num_bytes <= num_bytes for one in self.front)
@@ -82,7 +89,7 @@ class Best:
         if self.loses(estimate.seconds, estimate.num_bytes):
             return
         self.fastest = sorted([*self.fastest, estimate], key=_order)[: self.keep]
-        if not any(_beats(one, estimate) for one in self.front):
+        if self.has_front and not any(_beats(one, estimate) for one in self.front):
             self.front = sorted([*(one for one in self.front if not _beats(estimate, one)), estimate], key=_order)
 
 
@@ -134,23 +141,29 @@ def search(problem: Problem, ranks: int, keep: int = 5) -> Found:
     return Found(fitting[:keep], _front_of([*fitting, *front], problem.limit), best.seen)
 
 
-def fastest(problem: Problem, ranks: int, wanted: Filter = lambda layout: True) -> StepCost | None:
-    """The fastest layout of some kind that fits; None where there is none."""
-    best = explore(problem, ranks, SPARE, wanted)
+def fastest(
+    problem: Problem, ranks: int, wanted: Filter = lambda layout: True, longest: float = math.inf
+) -> StepCost | None:
+    """The fastest layout that fits, of cuts (axes, microbatch, sequence parallelism) that are wanted; None where there
+    is none, or none whose estimate is at most `longest` seconds.
+    """
+    best = _explored(problem, ranks, Best(SPARE, longest, has_front=False), wanted)
     costs = [cost_of(problem.anatomy, problem.step, one.layout) for one in best.fastest]
     return min((c for c in costs if c.memory.total <= problem.limit), key=lambda cost: cost.seconds, default=None)
 
 
-def explore(problem: Problem, ranks: int, keep: int, wanted: Filter = lambda layout: True) -> Best:
+def explore(problem: Problem, ranks: int, keep: int) -> Best:
     """Estimates of all layouts that may be among the `keep` fastest or on the front."""
-    best = Best(keep)
+    return _explored(problem, ranks, Best(keep), lambda layout: True)
+
+
+def _explored(problem: Problem, ranks: int, best: Best, wanted: Filter) -> Best:
     groups = [group for group in _groups(problem, ranks, wanted) if group.num_bytes <= problem.limit]
     for group in sorted(groups, key=_order):
         if not best.loses(group.seconds, group.num_bytes):
             best.opened += 1
-            for estimate in estimates_of(problem, group.without_zero):
-                if wanted(estimate.without_zero):
-                    best.take(estimate)
+            for estimate in estimates_of(problem, group.without_zero, best.loses):
+                best.take(estimate)
     return best
 
 
@@ -177,32 +190,40 @@ def _least_states(anatomy: Anatomy, cut: Layout) -> float:
     return SLACK * float(states.sum()) / cut.pp
 
 
-def estimates_of(problem: Problem, group: Layout) -> Iterator[Estimate]:
-    """Of every layout of a group that may fit."""
+def estimates_of(
+    problem: Problem, group: Layout, loses: Loses = lambda seconds, num_bytes: False
+) -> Iterator[Estimate]:
+    """Of every layout of a group that may fit, but for those of whose bounds `loses` knows that they needn't be seen."""
     made: dict[int, Stages] = {}
     for layout in schedules_of(problem.units, group):
         parts = layout.pp * layout.chunks
         if parts not in made:
             made[parts] = stages_of(problem.anatomy, layout)
-        yield from _of_family(problem, replace(made[parts], layout=layout))
+        yield from _of_family(problem, replace(made[parts], layout=layout), loses)
 
 
-def _of_family(problem: Problem, stages: Stages) -> Iterator[Estimate]:
-    """Layouts that differ in ZeRO alone."""
+def _of_family(problem: Problem, stages: Stages, loses: Loses) -> Iterator[Estimate]:
+    """Layouts that differ in ZeRO alone. None is faster than its microbatches without what replicas add to them."""
     anatomy, layout = problem.anatomy, stages.layout
     count, weights = problem.step.microbatches(layout), stages.per_stage(stages.weights)
     held = _held(layout, count, stages.passes)
     sizes = {zero: _largest(weights, held, zero, anatomy.is_half) for zero in zeros_of(problem.units, layout)}
     fitting = {zero: size for zero, size in sizes.items() if size <= problem.limit}
-    if not fitting:
+    rows, start = stages.per_stage(stages.passes), anatomy.machine.compute.step_seconds
+    least = SLACK * (count * float(times_of(rows)[0].max()) + start)
+    if not fitting or loses(least, min(fitting.values())):
         return
-    rows, heaviest = stages.per_stage(stages.passes), int(weights[:, Held.WIDE].argmax())
+
+    def length_with(of_microbatch: float) -> float:
+        durations = stage_durations(anatomy, layout, rows, np.full(layout.pp, of_microbatch))
+        return pipeline_form(layout.schedule, layout.chunks, count, durations)
+
+    length, heaviest = length_with(0.0), int(weights[:, Held.WIDE].argmax())
     for zero, size in fitting.items():
-        over = over_replicas(anatomy, problem.step, stages, heaviest, (zero, count))
-        extra = np.full(layout.pp, over.of_microbatch)
-        length = pipeline_form(layout.schedule, layout.chunks, count, stage_durations(anatomy, layout, rows, extra))
-        seconds = length + over.of_step + anatomy.machine.compute.step_seconds
-        yield Estimate(seconds, size, layout, zero)
+        if not loses(SLACK * (length + start), size):
+            over = over_replicas(anatomy, problem.step, stages, heaviest, (zero, count))
+            seconds = length_with(over.of_microbatch) if over.of_microbatch else length
+            yield Estimate(seconds + over.of_step + start, size, layout, zero)
 
 
 def _held(layout: Layout, count: int, passes: np.ndarray) -> np.ndarray:

@@ -11,6 +11,19 @@ from mpitp.plan.cost import StepCost
 from mpitp.plan.search import in_units
 
 BAR = 40
+LIMITS = {  # what a part of a step is, in words
+    "products": "matrix products at the machine's rate",
+    "passes": "norms, activations and residual sums that read and write memory",
+    "exponentials": "exponentials of softmax and activations",
+    "starts": "starts of many small operations; larger microbatches or fewer cuts have fewer",
+    "recompute": "forward passes that are run again for memory",
+    "sums over tp": "sums over tp that nothing hides",
+    "exchange over cp": "keys and values on their way over cp",
+    "sums over replicas": "gradients and weights on their way between replicas",
+    "bubble": "stages that wait; more microbatches would fill them",
+    "optimizer": "the gradient norm and AdamW; ZeRO would deal it to replicas",
+    "start of the step": "what a step takes to start, whatever its layout",
+}
 
 
 def lines(choice: Choice) -> list[str]:
@@ -57,11 +70,11 @@ def seconds(value: float) -> str:
 
 
 def _limits(cost: StepCost) -> str:
-    """Products, and what beside them takes longest."""
+    """What takes longest, and each part's share."""
     share = {name: part / cost.seconds for name, part in cost.parts.items()}
     others = sorted((name for name in share if name != "products"), key=share.__getitem__, reverse=True)
     told = [f"{name} {share[name]:.0%}" for name in ["products", *others] if share[name] >= 0.02]
-    return f"limited by {cost.limit}; " + ", ".join(told)
+    return f"limited by {LIMITS[cost.limit]}: " + ", ".join(told)
 
 
 def _parts(cost: StepCost) -> list[str]:

@@ -16,6 +16,7 @@ from mpitp.plan.kept import Sizes
 from mpitp.plan.machine_file import Machine
 
 PIECES_HIDDEN = 0.75
+MESSAGES = ("send", "broadcast")  # one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,16 @@ def waits_of(layer: Layer, axis: str, span: Span, sizes: Sizes, behind: Behind, 
 def call_seconds(send: Send, span: Span, sizes: Sizes, machine: Machine) -> float:
     """Of one call over all rows of a pass."""
     num_bytes = sizes.rows * send.width * (sizes.wide if send.is_wide else sizes.item)
-    if send.op == "send":
+    return collective_seconds(send.op, num_bytes, span, machine)
+
+
+def collective_seconds(op: str, num_bytes: float, span: Span, machine: Machine) -> float:
+    """Of one collective over `num_bytes` (of the whole array, where ranks have pieces), or of one message."""
+    if op == "recv":
+        return 0.0  # with its send
+    if op in MESSAGES:
         return machine.send(num_bytes, is_wide=span.nodes > 1)
-    share = 1.0 if send.op.startswith("all_reduce") else 0.5
+    share = 1.0 if op.startswith("all_reduce") else 0.5
     return machine.sum_seconds(num_bytes, span.in_node, span.nodes, share)
 
 

@@ -44,6 +44,7 @@ from mpitp.plan.kept import Sizes
 from mpitp.plan.machine_file import Machine
 
 STARTS_OF_TILE = 6, 12  # operations on a tile of scores, forward and backward
+PRODUCTS_OF_TILE = 2, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +90,27 @@ class Seconds:
 
     products: float = 0.0
     passes: float = 0.0
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(self.products + other.products, self.passes + other.passes)
+    exps: float = 0.0
+    starts: float = 0.0
 
     @property
     def total(self) -> float:
-        """Both."""
-        return self.products + self.passes
+        """All of it."""
+        return self.products + self.passes + self.exps + self.starts
 
 
 def seconds_of(work: Work, machine: Machine, dtype: str) -> Seconds:
-    """On one rank of a machine."""
-    compute, start = machine.compute, machine.compute.operation_seconds
-    products = 0.0
-    for m, n, k, count in work.products:
-        if m and n and k:
-            products += count * (start + 2.0 * m * n * k / machine.products.rate(dtype, m, n, k))
-    passes = sum(map(compute.pass_seconds, work.passes))
-    return Seconds(products, passes + work.exps / compute.exps_per_second + work.starts * start)
+    """On one rank of a machine; each product and each pass that has elements is an operation that starts."""
+    compute = machine.compute
+    products = [(2.0 * m * n * k * count, (m, n, k), count) for m, n, k, count in work.products if m and n and k]
+    passes = [size for size in work.passes if size]
+    starts = work.starts + sum(count for _, _, count in products) + len(passes)
+    return Seconds(
+        sum(flops / machine.products.rate(dtype, *shape) for flops, shape, _ in products),
+        sum(size / compute.pass_rate(size) for size in passes),
+        work.exps / compute.exps_per_second,
+        starts * compute.operation_seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,9 +11,17 @@ from xml.etree import ElementTree
 import pytest
 
 from mpitp.cli import main
+from mpitp.layers.layer import walk
+from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.plan.anatomy import Cut
 from mpitp.plan.graph_picture import LETTER
 from mpitp.plan.graph_text import amount, duration, folded_names
-from mpitp.plan.node_seconds import spread
+from mpitp.plan.node_seconds import node_seconds, spread
+from mpitp.plan.operations import PRODUCT
+from mpitp.plan.step_graph import step_graph
+from mpitp.plan.sums import Span
+from mpitp.plan.work import Sequences, seconds_of, work_of
+from tests.plan.cases import anatomy_of, decoder_of, run_of
 from tests.plan.test_graph import LLAMA, NEOX
 
 MACHINE = Path(__file__).parents[2] / "examples/machines/ethernet_cpu.toml"
@@ -122,8 +131,25 @@ def test_words_for_numbers() -> None:
 def test_groups_on_nodes() -> None:
     """The ranks of tp are neighbours; those of dp are far apart."""
     sizes = {"pp": 2, "dp": 4, "ep": 1, "cp": 1, "tp": 8}
-    assert spread(sizes, ("tp",), 8) == (8, 1)
-    assert spread(sizes, ("tp",), 4) == (4, 2)
-    assert spread(sizes, ("dp",), 8) == (1, 4)
-    assert spread(sizes, ("dp",), 16) == (2, 2)
-    assert spread(sizes, ("pp", "dp", "ep", "cp", "tp"), 8) == (8, 8)
+    assert spread(sizes, ("tp",), 8) == Span(8, 1)
+    assert spread(sizes, ("tp",), 4) == Span(4, 2)
+    assert spread(sizes, ("dp",), 8) == Span(1, 4)
+    assert spread(sizes, ("dp",), 16) == Span(2, 2)
+    assert spread(sizes, ("pp", "dp", "ep", "cp", "tp"), 8) == Span(8, 8)
+
+
+def test_products_take_as_long_as_in_the_cost_of_a_layout() -> None:
+    """Of everything but attention, whose tiles the graph takes whole."""
+    config = run_of("gpt2", {"data.seq_len": 16})
+    anatomy, graph = anatomy_of(config), step_graph(config, decoder_of(config), 1)
+    nodes = [node for node in graph.stages[0].first.operations if node.kind == PRODUCT]
+    told = sum(node_seconds(node, anatomy.machine, graph.sizes, "float32") for node in nodes)
+    sizes, model = anatomy.sizes(Cut(1, 1, False, 2), 0), anatomy.layers(1, 0, 1, False)[0]
+    found = 0.0
+    for name in anatomy.names:
+        for _, layer in walk({"": model.layers[anatomy.like[name]]}):
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+                both = work_of(layer, sizes, Sequences(16))
+                works = (replace(each, passes=()) for each in (both.forward, both.input_grad, both.weight_grad))
+                found += sum(seconds_of(work, anatomy.machine, "float32").total for work in works)
+    assert told == pytest.approx(found)
