@@ -23,7 +23,7 @@ from mpitp.comm.group import Pending
 from mpitp.comm.serial import SerialGroup
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.build import Builder
-from mpitp.layers.exchange import ExchangeOverEp, StayHere, Trip
+from mpitp.layers.exchange import ExchangeOverEp, Leg, StayHere, Trip
 from mpitp.layers.experts import Experts
 from mpitp.layers.mappings import CopyToTP
 from mpitp.layers.router import Router, TokenSum
@@ -116,17 +116,17 @@ class WeighingFirst(StayHere):
 
     factors: Array
 
-    def there(self, rows: Array, trip: Trip) -> Array:
-        return rows * self.factors
+    def start_there(self, rows: Array, trip: Trip) -> list[Pending]:
+        return [Pending.done(rows * self.factors)]
 
 
-def weigh_what_goes_in(original: Any, layer: Experts, x: Array, scores: Array, chosen: np.ndarray) -> Any:
+def weigh_what_goes_in(original: Any, layer: Experts, x: Array, scores: Array, chosen: np.ndarray, *rest: Any) -> Any:
     pairs, first = layer.pairs, WeighingFirst()
     order = order_by_expert(chosen, layer.sizes.num_experts, np)
     object.__setattr__(first, "factors", scores.reshape(-1)[order.assignments][:, None])
     layer.pairs = replace(pairs, exchange=first)
     try:
-        return original(layer, x, np.ones_like(scores), chosen)
+        return original(layer, x, np.ones_like(scores), chosen, *rest)
     finally:
         layer.pairs = pairs
 
@@ -136,9 +136,9 @@ def group_of_experts(layer: Experts) -> Any:
     return entry.summation.group
 
 
-def come_back_in_the_order_of_arrival(original: Any, exchange: ExchangeOverEp, rows: Array, trip: Trip) -> Array:
+def come_back_in_the_order_of_arrival(original: Any, exchange: ExchangeOverEp, rows: Array, leg: Leg) -> Pending:
     """Rows go home as the experts have them, sorted by expert, and not sorted by where they came from."""
-    return original(exchange, rows, replace(trip, by_source=np.arange(len(rows))))
+    return original(exchange, rows, replace(leg, by_source=np.arange(len(rows))))
 
 
 def keep_all_rows(original: Any) -> Any:
@@ -203,7 +203,7 @@ MIXTURE_FAULTS: dict[str, LayoutFault] = {
     ),
     "rows back to other tokens": LayoutFault(
         "experts' rows come back in another order than they went",
-        in_method(ExchangeOverEp, "back", lambda exchange: exchange.group, come_back_in_the_order_of_arrival),
+        in_method(ExchangeOverEp, "start_back", lambda exchange: exchange.group, come_back_in_the_order_of_arrival),
         {"y": f"{FIRST}.experts"},
         mesh={"ep": 2, "tp": 1},
     ),

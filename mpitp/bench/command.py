@@ -1,4 +1,4 @@
-"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline, axes."""
+"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline, axes, experts..."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ examples:
   mpitp launch -n 2 -- bench save --dir /scratch
   mpitp launch -n 2 -- bench axes                      all ranks along tp, pp or dp, beside what the bytes say
   mpitp launch -n 2 -- bench pipeline --microbatches 8   1F1B and zero-bubble against what their bubbles allow
+  mpitp launch -n 2 -- bench experts --shared 256      a mixture's step against the products of its tokens as routed
 
 `mpitp bench train --help` etc. tell the options of each."""
 
@@ -93,11 +94,18 @@ Time one step of one model with all ranks along tp, along pp (1F1B, zero-bubble)
 and in turn with them one rank alone; beside each its share of the work, the bytes that it sends and how long these take
 at the rate of a large message. With --against torch also PyTorch's tensor parallelism, DDP, FSDP2 and pipelining."""
 
+_EXPERTS = """\
+Time optimizer steps of a mixture of experts on random tokens, and in turn with them the matrix products of these tokens
+as they are routed: as many rows as each expert really has. On several ranks the experts are dealt over all of them (ep)
+and each rank has tokens of its own; then also the step with every exchange of rows waited for where it is started, and
+the bytes exchanged against the closed form. scripts/bench_hosts -- experts runs it over a slow link."""
+
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
 _REPLICAS_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 4096}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
 _AXES_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 2048}
+_EXPERTS_SIZES = {"layers": 4, "hidden": 512, "heads": 8, "ffn": 512, "vocab": 2048}
 _PIPELINE_SIZES = {"layers": 8, "hidden": 384, "heads": 6, "vocab": 512}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
 
@@ -108,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(
         dest="what",
         required=True,
-        metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|axes|machine",
+        metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|axes|experts|machine",
     )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
@@ -125,6 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
     _add_pipeline(add("pipeline", "pipeline schedules against what their bubbles allow", _PIPELINE))
     _add_axes(add("axes", "all ranks along one axis, beside what the bytes say", _AXES))
+    _add_experts(add("experts", "a mixture of experts against the products of its tokens as routed", _EXPERTS))
     _add_machine(add("machine", "a machine in numbers, as the file that mpitp plan reads", _MACHINE))
 
 
@@ -297,6 +306,17 @@ def _add_axes(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_experts(sub: argparse.ArgumentParser) -> None:
+    add_size_arguments(sub, _EXPERTS_SIZES)
+    sub.add_argument("--experts", type=int, default=8, metavar="N", help="experts of a block; default 8")
+    sub.add_argument("--top-k", type=int, default=2, metavar="N", help="that a token goes to; default 2")
+    sub.add_argument("--shared", type=int, default=0, metavar="N", help="columns of a shared expert; default 0: none")
+    sub.add_argument("--batch", type=int, default=8, metavar="N", help="sequences of a rank; default 8")
+    sub.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    sub.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds to time; default 10")
+    _add_clock(sub)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints. Raises UsageError for sizes that can't be."""
     _check(args)
@@ -322,10 +342,11 @@ def run(args: argparse.Namespace) -> int:
 def _program(what: str) -> Any:
     """The module that measures, and reports what it measured."""
     from mpitp.bench import allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
+    from mpitp.bench import experts as mixtures
 
     programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
     programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
-    programs |= {"axes": axes, "machine": measure_machine}
+    programs |= {"axes": axes, "experts": mixtures, "machine": measure_machine}
     return programs[what]
 
 
@@ -394,6 +415,9 @@ def _check(args: argparse.Namespace) -> None:
         positive(args, "texts", "prompt", "tokens", "rounds")
         return
     positive(args, "batch")
+    if args.what == "experts":
+        positive(args, "seq", "rounds", "experts", "top-k")
+        return
     if args.what in ("replicas", "pipeline", "axes"):
         positive(args, "seq", "rounds", "microbatches")
         if args.what == "axes" and args.against and (not args.peer_python or args.dtype != "float32"):

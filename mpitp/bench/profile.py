@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -45,6 +45,7 @@ COLLECTIVES = (
     "start_all_reduce",
     "start_all_gather",
     "start_reduce_scatter",
+    "start_all_to_all",
 )
 
 
@@ -131,4 +132,4 @@ def _bytes_handed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
     if name == "all_reduce_in_order":  # partials travel as one running sum
         return (args[1] if len(args) > 1 else kwargs["like"]).nbytes
     given = args[0]
-    return sum(block.nbytes for block in given) if name == "all_to_all" else given.nbytes
+    return sum(block.nbytes for block in given) if isinstance(given, Sequence) else given.nbytes

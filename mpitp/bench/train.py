@@ -154,9 +154,9 @@ def _peer_tasks(args: argparse.Namespace, config: DecoderConfig, group: Group) -
         yield tasks_and_version
 
 
-def batch_to_time(config: DecoderConfig, sequences: int, length: int) -> Batch:
-    """Random token ids and targets, the same on every rank."""
-    ids = np.random.default_rng(1).integers(0, config.vocab_size, (sequences, length + 1))
+def batch_to_time(config: DecoderConfig, sequences: int, length: int, seed: int = 1) -> Batch:
+    """Random token ids and targets, the same on every rank that names the same seed."""
+    ids = np.random.default_rng(seed).integers(0, config.vocab_size, (sequences, length + 1))
     return Batch.of_rows(ids[:, :-1], ids[:, 1:])
 
 

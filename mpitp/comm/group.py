@@ -141,6 +141,14 @@ class Group(ABC):
         """Start `reduce_scatter`."""
         return Pending.done(self.reduce_scatter(x, sizes, dim))
 
+    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
+        """Start `all_to_all`; `wait()` returns its list. Don't write to blocks before.
+
+        `lengths`: how long along dim 0 what comes from each rank is, where that is known; all else is then alike in all
+        blocks, and nobody has to ask.
+        """
+        return Pending.done(self.all_to_all(blocks))
+
     def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
         """Start `send`; don't write to x before `wait()`, which returns x. Waits for nobody here."""
         self.send(x, dest, tag)

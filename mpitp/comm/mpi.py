@@ -231,20 +231,29 @@ class MpiGroup(Group):
         return table[:, 0].tolist()
 
     def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
+        return self.start_all_to_all(blocks).wait()
+
+    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
         assert len(blocks) == self.size, f"all_to_all needs {self.size} blocks, got {len(blocks)}"
-        buffers = self._buffers(blocks[0])
-        shapes = self.comm.alltoall([tuple(block.shape) for block in blocks])
-        received = [buffers.empty(shape, blocks[0].dtype) for shape in shapes]
+        buffers, own = self._buffers(blocks[0]), blocks[self.rank]
+        if lengths is None:
+            shapes = self.comm.alltoall([tuple(block.shape) for block in blocks])
+        else:
+            shapes = [(length, *own.shape[1:]) for length in lengths]
+        received = [buffers.empty(shape, own.dtype) for shape in shapes]
         requests, kept = [], []
         for distance in range(1, self.size):
             source, dest = (self.rank - distance) % self.size, (self.rank + distance) % self.size
             kept.append(buffers.outgoing(blocks[dest]))
             requests += [self.comm.Irecv(buffer, source, _TAG_BLOCK) for buffer in self._types.chunks(received[source])]
             requests += [self.comm.Isend(buffer, dest, _TAG_BLOCK) for buffer in self._types.chunks(kept[-1])]
-        self._mpi.Request.Waitall(requests)
-        result = [buffers.incoming(buffer) for buffer in received]
-        result[self.rank] = blocks[self.rank].copy()
-        return result
+
+        def finish() -> list[Array]:
+            result = [buffers.incoming(buffer) for buffer in received]
+            result[self.rank] = own.copy()
+            return result
+
+        return self._message(requests, sum(buffer.nbytes for buffer in kept), finish)
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
         buffers = self._buffers(x)
@@ -280,17 +289,17 @@ class MpiGroup(Group):
 
     def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
         chunks = self._types.chunks(self._buffers(x).outgoing(x))
-        return self._message([self.comm.Isend(chunk, dest, tag) for chunk in chunks], x, lambda: x)
+        return self._message([self.comm.Isend(chunk, dest, tag) for chunk in chunks], x.nbytes, lambda: x)
 
     def start_recv(self, like: Array, source: int, tag: int = 0) -> Pending:
         buffers = self._buffers(like)
         buffer = buffers.empty(like.shape, like.dtype)
         requests = [self.comm.Irecv(chunk, source, tag) for chunk in self._types.chunks(buffer)]
-        return self._message(requests, like, lambda: buffers.incoming(buffer))
+        return self._message(requests, like.nbytes, lambda: buffers.incoming(buffer))
 
-    def _message(self, requests: list[Any], x: Array, finish: Callable[[], Array]) -> Pending:
-        """A message like x under way, moved on while the rank computes where a large sum would be."""
-        if not requests or not self.in_background or x.nbytes < self.smallest_background_bytes:
+    def _message(self, requests: list[Any], nbytes: int, finish: Callable[[], Any]) -> Pending:
+        """Messages under way, moved on while the rank computes where a sum of as many bytes would be."""
+        if not requests or not self.in_background or nbytes < self.smallest_background_bytes:
             return self._pending(requests, finish)
         message = Stepwise(_until(self._need(requests)))
         message.test()

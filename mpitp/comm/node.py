@@ -254,6 +254,9 @@ class NodeGroup(ForwardingGroup):
     def all_gather(self, x: Array, dim: int = 0) -> Array:
         return self.start_all_gather(x, dim).wait()
 
+    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
+        return self.inner.start_all_to_all(blocks, lengths)
+
     def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
         if not isinstance(x, np.ndarray) or self.across is not None:
             return self.inner.start_all_gather(x, dim)

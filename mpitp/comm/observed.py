@@ -85,8 +85,7 @@ class ObservedGroup(Group):
         return self._seen(_scatter_call(x, sizes, dim), (x,), lambda: self.inner.reduce_scatter(x, sizes, dim))
 
     def all_to_all(self, blocks: Sequence[Array]) -> list[Array]:
-        call = Call("all_to_all", (len(blocks),), str(blocks[0].dtype))
-        return self._seen(call, tuple(blocks), lambda: self.inner.all_to_all(blocks))
+        return self._seen(_blocks_call(blocks), tuple(blocks), lambda: self.inner.all_to_all(blocks))
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
         return self._seen(_call("broadcast", x, f"root {root}"), (x,), lambda: self.inner.broadcast(x, root))
@@ -128,6 +127,12 @@ class ObservedGroup(Group):
     def start_reduce_scatter(self, x: Array, sizes: Sequence[int], dim: int = 0) -> Pending:
         call = _scatter_call(x, sizes, dim)
         return self._started(call, x, lambda: self.inner.start_reduce_scatter(x, sizes, dim))
+
+    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
+        def start() -> Pending:
+            return self.inner.start_all_to_all(blocks, lengths)
+
+        return self.observer.around_start(_blocks_call(blocks), tuple(blocks), self, start)
 
     def start_send(self, x: Array, dest: int, tag: int = 0) -> Pending:
         return self._started(_message("send", x, dest, tag), x, lambda: self.inner.start_send(x, dest, tag))
@@ -179,6 +184,10 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 def _call(op: str, x: Array, detail: str) -> Call:
     return Call(op, tuple(x.shape), str(x.dtype), detail)
+
+
+def _blocks_call(blocks: Sequence[Array]) -> Call:
+    return Call("all_to_all", (len(blocks),), str(blocks[0].dtype))
 
 
 def _scatter_call(x: Array, sizes: Sequence[int], dim: int) -> Call:

@@ -27,7 +27,7 @@ from mpitp.comm.group import Group
 from mpitp.errors import ConfigError, NumericError
 
 Wrap = Callable[[Group], Group]
-STARTED = ("all_reduce", "all_gather", "reduce_scatter")  # what layers start and wait for
+STARTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # what layers start and wait for
 SHAPES = ((1003,), (7, 3), (1,), (0,))  # of the arrays that are compared
 DTYPES = ("float32", "float64", "float16", "int64")
 
@@ -143,7 +143,7 @@ def _others(own: Group, library: Group, x: Array) -> Iterator[str]:
     wanted = library.reduce_scatter(x.copy(), sizes)
     yield _difference(f"reduce_scatter {label}", own.start_reduce_scatter(x.copy(), sizes).wait(), wanted)
     blocks = np.array_split(x, ranks)
-    for got, want in zip(own.all_to_all(blocks), library.all_to_all(blocks), strict=True):
+    for got, want in zip(own.start_all_to_all(blocks).wait(), library.all_to_all(blocks), strict=True):
         yield _difference(f"all_to_all {label}", got, want)
     yield _difference(f"broadcast {label}", own.broadcast(x.copy()), library.broadcast(x.copy()))
     wanted = library.all_reduce_in_order([x.copy()], like=x)

@@ -11,7 +11,6 @@ from mpitp.layers.exchange import Exchange, ExchangeOverEp, StayHere
 from mpitp.layers.experts import ExpertPairs, Experts, ExpertSizes
 from mpitp.layers.mixture import MixtureOfExperts, SharedExpert
 from mpitp.layers.param import Param
-from mpitp.layers.partition import split_evenly
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.product import DenseProduct
 from mpitp.layers.router import Router, Routing, TokenSum
@@ -61,7 +60,7 @@ def _experts(build: Builder, names: Sequence[str], sizes: MixtureSizes, *, down:
 
 def _exchange(site: Site, num_experts: int) -> Exchange:
     group = site.mesh["ep"]
-    return StayHere() if group.size == 1 else ExchangeOverEp(group, split_evenly(num_experts, group.size))
+    return StayHere() if group.size == 1 else ExchangeOverEp.over(group, num_experts)
 
 
 def _shared(build: Builder, sizes: MixtureSizes) -> SharedExpert:

@@ -7,6 +7,7 @@ A rank has its experts' columns: gate and up [e/ep, f/tp, h] each, fused in one 
     x, s, c   of all rows of this rank's tokens                          entry pairs: CopyToTP, or GatherFromSP
     rows      = x's copies, sorted by expert                             [k t, h]
     rows      go to their experts' ranks                                 exchange (`exchange.py`)
+    ...       meanwhile: whatever else is to be done with x              the shared expert
     rows      = activation(rows gate_up_i^T) down_i^T                    a product an expert, no row for padding
     rows      come back, and are added with their scores                 y_partial [t, h]
     y         = sum over tp of y_partial                                 exit pair: ReduceFromTP, or ReduceScatterToSP
@@ -20,15 +21,16 @@ tokens, and what goes past it adds nothing (only the residual connection goes on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.errors import PlacementError
 from mpitp.layers.array_type import PARTIAL, REPLICATE, ArrayType
-from mpitp.layers.exchange import Exchange, Trip
+from mpitp.layers.exchange import Exchange, Leg, Trip
 from mpitp.layers.layer import FORWARD, Layer, Send
 from mpitp.layers.mappings import EntryPair, ExitPair
 from mpitp.layers.mlp import ActivationContext
@@ -69,16 +71,35 @@ class ExpertSizes:
 
 
 @dataclass(slots=True)
+class LegContext:
+    """What backward needs of the rows of one leg."""
+
+    rows: Array  # [n, h] as the experts take them
+    inner: ActivationContext  # [n, 2f/tp]
+    act: Array  # [n, f/tp]
+
+
+@dataclass(slots=True)
 class ExpertsContext:
     """What backward needs."""
 
     order: Order
     trip: Trip
     scores: Array  # [t, k]
-    rows: Array  # [n, h] as the experts take them
-    inner: ActivationContext  # [n, 2f/tp]
-    act: Array  # [n, f/tp]
+    legs: list[LegContext]
     made: Array  # [k t, h] as they have come back, summands along tp
+
+
+class Meanwhile:
+    """Work that is done while rows travel; `made`: what it gave."""
+
+    def __init__(self, work: Callable[[], Any] = lambda: None) -> None:
+        self._work = work
+        self.made: Any = None
+
+    def run(self) -> None:
+        """Do it."""
+        self.made = self._work()
 
 
 class Experts(Layer):
@@ -88,43 +109,64 @@ class Experts(Layer):
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.pairs, self.sizes = pairs, sizes
 
-    def forward(self, x: Array, scores: Array, chosen: np.ndarray) -> tuple[Array, ExpertsContext]:
-        """x [t, h], scores and chosen [t, k] -> y [t, h]."""
+    def forward(
+        self, x: Array, scores: Array, chosen: np.ndarray, meanwhile: Meanwhile | None = None
+    ) -> tuple[Array, ExpertsContext]:
+        """x [t, h], scores and chosen [t, k] -> y [t, h]. `meanwhile` runs behind the rows' way there."""
         pairs, sizes = self.pairs, self.sizes
         x, scores, chosen = pairs.entry.forward(x), pairs.scores.forward(scores), pairs.scores.forward(chosen)
         capacity = capacity_of(sizes.capacity, len(x), sizes.top_k, sizes.num_experts)
         order = order_by_expert(chosen, sizes.num_experts, array_module(x), capacity)
         trip = pairs.exchange.plan(order.counts)
-        rows = pairs.exchange.there(dispatch_forward(x, order), trip)
-        out, inner, act = self._mlp(rows, trip.counts)
-        made = pairs.exchange.back(out, trip)
+        coming = pairs.exchange.start_there(dispatch_forward(x, order), trip)
+        (meanwhile or Meanwhile()).run()
+        returning, legs = [], []
+        for leg, rows in zip(trip.legs, coming, strict=True):
+            made, ctx = self._leg_forward(rows.wait(), leg)
+            returning.append(pairs.exchange.start_back(made, leg))
+            legs.append(ctx)
+        made = pairs.exchange.home(returning, trip)
         y_partial = combine_forward(made, scores, order)
         y = pairs.exit.forward([y_partial], like=y_partial)
-        return y, ExpertsContext(order, trip, scores, rows, inner, act, made)
+        return y, ExpertsContext(order, trip, scores, legs, made)
 
-    def backward(self, dy: Array, ctx: ExpertsContext, dscores: Array = None) -> Array:
-        """dy [t, h] -> dx [t, h], and into `dscores` [t, k] the scores' gradient (None: nobody asks for it). Both sums
-        run behind the weights' products.
+    def backward(
+        self, dy: Array, ctx: ExpertsContext, dscores: Array = None, meanwhile: Meanwhile | None = None
+    ) -> Array:
+        """dy [t, h] -> dx [t, h], and into `dscores` [t, k] the scores' gradient (None: nobody asks for it). The rows'
+        way back runs behind the product for down's gradient, the sums behind that for gate's and up's.
         """
-        pairs, counts = self.pairs, ctx.trip.counts
+        pairs, trip = self.pairs, ctx.trip
         dmade, dscores_partial = combine_backward(pairs.exit.backward(dy), ctx.made, ctx.scores, ctx.order)
-        dout = pairs.exchange.there(dmade, ctx.trip)
-        dinner = self.activation.backward(grouped_input_grad(dout, self.down.data, counts), ctx.inner)
-        drows = pairs.exchange.back(grouped_input_grad(dinner, self.gate_up.data, counts), ctx.trip)
-        dx_partial = dispatch_backward(drows, ctx.order)
+        coming = pairs.exchange.start_there(dmade, trip)
+        (meanwhile or Meanwhile()).run()
+        returning, douts, dinners = [], [], []
+        for leg, rows, leg_ctx in zip(trip.legs, coming, ctx.legs, strict=True):
+            dout = rows.wait()
+            drows, dinner = self._leg_backward(dout, leg, leg_ctx)
+            returning.append(pairs.exchange.start_back(drows, leg))
+            douts.append(dout)
+            dinners.append(dinner)
+        _accumulate(self.down, douts, [leg.act for leg in ctx.legs], trip)
+        dx_partial = dispatch_backward(pairs.exchange.home(returning, trip), ctx.order)
         dx = pairs.entry.start_backward([dx_partial], like=dx_partial)
         pending = pairs.scores.start_backward([dscores_partial], like=dscores_partial)
-        _accumulate(self.down, dout, ctx.act, counts)
-        _accumulate(self.gate_up, dinner, ctx.rows, counts)
+        _accumulate(self.gate_up, dinners, [leg.rows for leg in ctx.legs], trip)
         summed = pending.wait()
         if dscores is not None:
             dscores[...] = summed
         return dx.wait()
 
-    def _mlp(self, rows: Array, counts: np.ndarray) -> tuple[Array, ActivationContext, Array]:
-        """What the own experts make of sorted rows [n, h] (summands along tp), and what is inside."""
-        act, inner = self.activation.forward(grouped_forward(rows, self.gate_up.data, counts))
-        return grouped_forward(act, self.down.data, counts), inner, act
+    def _leg_forward(self, rows: Array, leg: Leg) -> tuple[Array, LegContext]:
+        """What the leg's experts make of its rows [n, h]: summands along tp."""
+        act, inner = self.activation.forward(grouped_forward(rows, self.gate_up.data[leg.experts], leg.counts))
+        return grouped_forward(act, self.down.data[leg.experts], leg.counts), LegContext(rows, inner, act)
+
+    def _leg_backward(self, dout: Array, leg: Leg, ctx: LegContext) -> tuple[Array, Array]:
+        """drows [n, h], summands along tp, and dinner [n, 2f/tp] of dout [n, h]."""
+        dact = grouped_input_grad(dout, self.down.data[leg.experts], leg.counts)
+        dinner = self.activation.backward(dact, ctx.inner)
+        return grouped_input_grad(dinner, self.gate_up.data[leg.experts], leg.counts), dinner
 
     def children(self) -> Mapping[str, Param]:
         return {"gate_up": self.gate_up, "down": self.down}
@@ -162,5 +204,7 @@ class Experts(Layer):
         return (*sends, *(replace(s, width=s.width * shards) for s in inside))
 
 
-def _accumulate(param: Param, dys: Array, xs: Array, counts: np.ndarray) -> None:
+def _accumulate(param: Param, dys: Sequence[Array], xs: Sequence[Array], trip: Trip) -> None:
+    """Add dw = dy^T x of every expert; dys, xs: of each leg."""
+    counts = [leg.counts for leg in trip.legs]
     param.accumulate_made(lambda: grouped_weight_grad(dys, xs, counts, param.grad_dtype))

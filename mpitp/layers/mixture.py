@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mpitp.backend.arrays import Array, array_module
 from mpitp.backend.precision import widened
 from mpitp.layers.array_type import ArrayType
-from mpitp.layers.experts import Experts, ExpertsContext
+from mpitp.layers.experts import Experts, ExpertsContext, Meanwhile
 from mpitp.layers.layer import Layer
 from mpitp.layers.mlp import MLP, MlpContext
 from mpitp.layers.param import Param
@@ -90,23 +90,29 @@ class MixtureOfExperts(Layer):
         self.router, self.experts, self.shared = router, experts, shared
 
     def forward(self, x: Array, run: Pass) -> tuple[Array, MixtureContext]:
-        """x [t, h] -> y [t, h]."""
+        """x [t, h] -> y [t, h]. The shared expert runs while rows are on their way to the others."""
         scores, router_ctx = self.router.forward(x, run)
-        y, experts_ctx = self.experts.forward(x, scores, router_ctx.choice.chosen)
         if self.shared is None:
+            y, experts_ctx = self.experts.forward(x, scores, router_ctx.choice.chosen)
             return y, MixtureContext(router_ctx, experts_ctx, None)
-        shared, shared_ctx = self.shared.forward(x, run)
+        of_all, beside = self.shared, Meanwhile(lambda: of_all.forward(x, run))
+        y, experts_ctx = self.experts.forward(x, scores, router_ctx.choice.chosen, beside)
+        shared, shared_ctx = beside.made
         shared += y
         return shared, MixtureContext(router_ctx, experts_ctx, shared_ctx)
 
     def backward(self, dy: Array, ctx: MixtureContext) -> Array:
         """dy [t, h] -> dx [t, h]."""
         dscores = array_module(dy).empty(ctx.router.choice.scores.shape, dy.dtype)
-        dx = self.experts.backward(dy, ctx.experts, dscores)
+        of_all, of_all_ctx = self.shared, ctx.shared
+        if of_all is None or of_all_ctx is None:
+            dx = self.experts.backward(dy, ctx.experts, dscores)
+            dx += self.router.backward(dscores, ctx.router)
+            return dx
+        beside = Meanwhile(lambda: of_all.backward(dy, of_all_ctx))
+        dx = self.experts.backward(dy, ctx.experts, dscores, beside)
         dx += self.router.backward(dscores, ctx.router)
-        if self.shared is not None:
-            assert ctx.shared is not None
-            dx += self.shared.backward(dy, ctx.shared)
+        dx += beside.made
         return dx
 
     def children(self) -> Mapping[str, Layer]:

@@ -8,7 +8,7 @@ One product an expert, in a loop: as many rows as an expert has, none for paddin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,16 @@ def grouped_input_grad(dy: Array, w: Array, counts: np.ndarray) -> Array:
     return dx
 
 
-def grouped_weight_grad(dy: Array, x: Array, counts: np.ndarray, dtype: Any) -> Array:
-    """dw [e, n, k] of dy [t, n] and x [t, k], in `dtype`; noughts of experts without rows."""
-    dw = array_module(x).zeros((len(counts), dy.shape[1], x.shape[1]), dtype)
-    for i, rows in _groups(counts):
-        linear_weight_grad(dy[rows], x[rows], out=dw[i])
+def grouped_weight_grad(dys: Sequence[Array], xs: Sequence[Array], counts: Sequence[np.ndarray], dtype: Any) -> Array:
+    """dw [e, n, k] of dy [t, n] and x [t, k], in `dtype`; noughts of experts without rows. The experts come in several
+    pieces, each with rows of its own: those of the first piece, then those of the next.
+    """
+    shape = (sum(map(len, counts)), dys[0].shape[1], xs[0].shape[1])
+    dw, first = array_module(xs[0]).zeros(shape, dtype), 0
+    for dy, x, piece in zip(dys, xs, counts, strict=True):
+        for i, rows in _groups(piece):
+            linear_weight_grad(dy[rows], x[rows], out=dw[first + i])
+        first += len(piece)
     return dw
 
 

@@ -217,6 +217,24 @@ def check_all_to_all(group: Group, xp: Any) -> None:
 
 
 @check
+def check_started_all_to_all(group: Group, xp: Any) -> None:
+    """Two under way at once, a blocking one between them; lengths said before, some of them 0."""
+
+    def block(source: int, dest: int, number: int) -> np.ndarray:
+        return values(source + number, (3 * number * ((source + dest) % 3), 2))
+
+    def blocks(number: int) -> list[Any]:
+        return [from_host(block(group.rank, dest, number), xp) for dest in range(group.size)]
+
+    lengths = [len(block(source, group.rank, 1)) for source in range(group.size)]
+    first, second = group.start_all_to_all(blocks(1), lengths), group.start_all_to_all(blocks(2))
+    between = group.all_to_all(blocks(3))
+    for number, received in ((2, second.wait()), (1, first.wait()), (3, between)):
+        for source, got in enumerate(received):
+            assert_same(got, block(source, group.rank, number), xp)
+
+
+@check
 def check_broadcast(group: Group, xp: Any) -> None:
     for dtype in DTYPES:
         for root in range(group.size):

@@ -13,6 +13,8 @@ import pytest
 from mpitp.backend.device import CpuDevice, Device
 from mpitp.comm import Group, SerialGroup, make_mesh, run_threads
 from mpitp.errors import ConfigError
+from mpitp.layers.exchange import ExchangeOverEp
+from mpitp.layers.partition import split_evenly
 from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, build_model, config_from_hf
 from mpitp.optim.adamw import AdamWSettings
@@ -71,6 +73,37 @@ def gradients_of(group: Group, raw: Mapping[str, Any], mesh: Mapping[str, int], 
     for _, param in named:
         param.grad = param.grad_or_zeros()
     return loss, gradients(group, named)
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_legs_change_no_bit(model: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that travel in several legs, some of them empty, meet the same experts in the same products."""
+    found = []
+    for num_legs in (1, 2, 3):
+
+        def over(group: Group, num_experts: int, legs: int = num_legs) -> ExchangeOverEp:
+            return ExchangeOverEp(group, split_evenly(num_experts, group.size), legs)
+
+        monkeypatch.setattr(ExchangeOverEp, "over", over)
+        found.append(run_threads(ranks, gradients_of, MIXTURE_RAW[model], {"ep": ranks, "tp": 1}, None)[0])
+    for loss, grads in found[1:]:
+        assert loss == found[0][0]
+        assert_close(grads, found[0][1], 0.0)
+
+
+def test_legs_are_as_many_as_hide_something() -> None:
+    """Two where messages move on while the rank computes and the rank with most experts has several; else one."""
+
+    def num_legs(group: Group, num_experts: int, *, in_background: bool) -> int:
+        group.in_background = in_background
+        return ExchangeOverEp.over(group, num_experts).num_legs
+
+    for experts, in_background, expected in ((5, True, 2), (2, True, 1), (5, False, 1)):
+        assert run_threads(2, lambda *args: num_legs(*args[:2], in_background=args[2]), experts, in_background) == [
+            expected,
+            expected,
+        ]
 
 
 LAYOUTS = [{"ep": 2, "tp": 1}, {"ep": 3, "tp": 2}, {"ep": 7, "tp": 1}, {"dp": 2, "ep": 2, "tp": 1}]

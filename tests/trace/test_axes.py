@@ -10,6 +10,8 @@ import pytest
 
 from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, run_threads
+from mpitp.layers.exchange import ExchangeOverEp
+from mpitp.layers.partition import split_evenly
 from mpitp.trace.arrows import arrows
 from mpitp.trace.timeline import Trace, finish
 from mpitp.trace.tracer import Tracer, Traffic
@@ -82,6 +84,16 @@ def test_every_axis_sends_what_its_closed_form_says(
     places = ("buckets.", "gathered.", "reduction.", "runner.send", "runner.expect", "runner.add_others")
     assert [str(row) for row in trace.ledger if row.place.startswith(places) and not row.formula] == []
     assert told >= {axis for axis in ("pp", "dp", "ep", "cp", "tp") if mesh.get(axis, 1) > 1}
+
+
+def test_rows_in_several_legs_are_as_many_bytes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over(group: Group, num_experts: int) -> ExchangeOverEp:
+        return ExchangeOverEp(group, split_evenly(num_experts, group.size), 2)
+
+    monkeypatch.setattr(ExchangeOverEp, "over", over)
+    trace = traced(2, data, tmp_path, {"ep": 2, "tp": 1}, {"model": "qwen2_moe"})
+    assert [str(row) for row in trace.ledger if not row.is_expected] == []
+    assert {row.calls for row in trace.ledger if row.kind == "all_to_all" and row.phase == "backward"} == {32}
 
 
 def test_rows_say_where_ranks_stand_and_arrows_join_them(data: Path, tmp_path: Path) -> None:
