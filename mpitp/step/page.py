@@ -15,16 +15,17 @@ from typing import Any
 
 from mpitp.errors import FileError
 from mpitp.files import write_file
-from mpitp.step.code import code_of
+from mpitp.step.code import code_of, example_text, example_title, first_line_of, told_place
 from mpitp.step.film import Film, Op
 from mpitp.step.products import products_of
 from mpitp.step.questions import question_about
 from mpitp.step.sends import CONJUGATES, schedules
+from mpitp.step.tiny_model import tiny_model
 from mpitp.step.tour import EXAMPLES, guide
 
 SCRIPTS = (
     "base.js", "timeline.js", "mesh.js", "lights.js", "matrix.js", "sends.js", "collective.js", "arrays.js", "about.js",
-    "walk.js", "predict.js", "sliders.js", "present.js", "main.js",
+    "walk.js", "predict.js", "sliders.js", "tiny.js", "owntext.js", "present.js", "main.js",
 )  # fmt: skip
 MOST_RANKS = 8  # for which the sends of collectives are drawn, and to which the sliders go
 _STYLE, _SCRIPT, _DATA = "/*STYLE*/", "/*SCRIPT*/", "/*DATA*/null"
@@ -58,11 +59,13 @@ def page_of(films: Film | Sequence[Film], start: Start = Start()) -> str:
     data = {
         "films": [_film(film) for film in shown],
         "start": {"at": start.at, "breaks": start.breaks, "predicts": start.predicts},
-        "code": {place: code_of(place) for film in shown for place in {op.code for op in film.ops}},
+        "code": {op.code: _code(op.code) for film in shown for op in film.ops},
         "chapters": EXAMPLES,
+        "examples": _examples(shown),
         "schedules": {ranks: schedules(ranks) for ranks in range(1, max(MOST_RANKS, *(f.ranks for f in shown)) + 1)},
         "conjugates": CONJUGATES,
         "most_ranks": MOST_RANKS,
+        "tiny": tiny_model(),
     }
     page = _part("page.html")
     text = json.dumps(data, separators=(",", ":"), sort_keys=False).replace("</", "<\\/")
@@ -75,6 +78,17 @@ def page_of(films: Film | Sequence[Film], start: Start = Start()) -> str:
 
 def _part(name: str) -> str:
     return resources.files("mpitp.step").joinpath("web", name).read_text(encoding="utf-8")
+
+
+def _code(place: str) -> dict[str, Any]:
+    """Lines of the library, and where they stand."""
+    return {"text": code_of(place), "first": first_line_of(place), "place": told_place(place)}
+
+
+def _examples(films: Sequence[Film]) -> dict[str, dict[str, str]]:
+    """The scripts that teach what these films show."""
+    names = {name for film in films for op in film.ops for name in guide(op).examples}
+    return {name: {"text": example_text(name), "title": example_title(name)} for name in sorted(names)}
 
 
 def _film(film: Film) -> dict[str, Any]:

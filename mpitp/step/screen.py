@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitp.step.code import code_of
+from mpitp.step.code import code_of, example_text, example_title, told_place
 from mpitp.step.film import UPDATE, Array, Film, Op, legend
 from mpitp.step.rows import name_of, turn_of, ways
 from mpitp.step.sends import ALGORITHMS, kind_of, told_rounds
@@ -31,6 +31,7 @@ mpitp step: a forward and a backward pass of all ranks, operation by operation
   r                 all ranks side by side, or one rank over the whole width
   v                 numbers, or shades of magnitude
   w                 why it is there, what breaks without it, and its code
+  e                 the examples that teach it, line by line
   s                 what a collective sends, round by round
   b                 set or clear a breakpoint: a part of a layer's name,
                     or "collectives"
@@ -90,8 +91,18 @@ def why_lines(op: Op, width: int = 80) -> list[str]:
     told = guide(op)
     lines = [f"{op.layer}: {op.collective or op.title}", "", *wrapped(f"  {told.why}", width)]
     lines += [*wrapped(f"  {told.without}", width), ""]
-    lines += [f"  python examples/{name}" for name in told.examples]
-    return [*lines, "", op.code.replace(":", ", "), "", *code_of(op.code).splitlines()]
+    lines += [f"  python examples/{name}" for name in told.examples] + ["  (key e shows their lines)"]
+    return [*lines, "", told_place(op.code), "", *code_of(op.code).splitlines()]
+
+
+def example_lines(op: Op) -> list[str]:
+    """The scripts of the course that teach it, one after the other."""
+    lines = []
+    for name in guide(op).examples:
+        lines += [example_title(name), f"python examples/{name}", ""]
+        text = example_text(name) or "its lines aren't at hand: they are in the project's repository"
+        lines += [*text.splitlines(), ""]
+    return lines
 
 
 def send_lines(op: Op, width: int = 80) -> list[str]:

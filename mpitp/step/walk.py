@@ -13,6 +13,7 @@ from mpitp.step.screen import (
     SHORT_KEYS,
     WIDTH,
     View,
+    example_lines,
     help_lines,
     list_lines,
     op_lines,
@@ -44,6 +45,7 @@ class Walk:
     question: Question | None = None
     _top: int = 0
     _page_lines: int = 20  # that the terminal has shown
+    _width: int = WIDTH  # in columns
 
     @property
     def op(self) -> Op:
@@ -70,8 +72,9 @@ class Walk:
             "b": lambda: self._ask("breakpoint at a layer's name, or collectives (again: clear): "),
             "t": self._toggle_predict,
             "w": lambda: self._open(why_lines(self.op)), "s": self._sends,
+            "e": lambda: self._open(example_lines(self.op)),
             "l": lambda: self._open(list_lines(self.film)),
-            "m": lambda: self._open(row_lines(self.film, WIDTH, self.number)),
+            "m": lambda: self._open(row_lines(self.film, self._width, self.number)),
             "?": lambda: self._open(help_lines()), "h": lambda: self._open(help_lines()),
             "q": self._quit,
         }  # fmt: skip
@@ -99,6 +102,7 @@ class Walk:
                 f"{needed}; this terminal has {width} and {height}. Enlarge it and press a key; q quits.", width
             )
             return [line[:width] for line in short[:height]]
+        self._width = width
         last = self.prompt or self.message
         if self.page is not None:
             self._page_lines = room = height - 2

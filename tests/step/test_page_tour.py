@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpitp.layers.linear import RowParallelLinear
+from mpitp.step.code import example_text
 from mpitp.step.cuts import Sizes, cuts
 from mpitp.step.page import page_of
 from mpitp.step.sends import ALGORITHMS
@@ -83,6 +86,11 @@ press("g"); result.gallery = [...document.querySelectorAll("#gallery h3")].map(n
 $("gallery-kind").value = "all_to_all"; $("gallery-kind").dispatchEvent(new Event("input"));
 document.querySelectorAll("#gallery .sends").forEach(node => node.player.step()); $("gallery").close();
 press("e"); result.code = $("code-text").textContent; result.examples = $("code-examples").textContent;
+result.place = $("code-place").textContent;
+result.numbers = [...document.querySelectorAll("#code-text .line")].map(node => +node.dataset.number);
+[...document.querySelectorAll("#code-tabs button")][2].click();
+result.second = [$("code-place").textContent, $("code-text").textContent, $("code-examples").textContent];
+
 $("code").close();
 $("chapter").value = "optimizer"; $("chapter").dispatchEvent(new Event("input")); result.chapter = state();
 press("f"); result.presents = [document.body.className, getComputedStyle($("timeline")).display]; press("f");
@@ -152,6 +160,13 @@ def test_the_tour_of_a_page_with_several_films(tmp_path: Path) -> None:
     assert found["sliders"] == [True, 5 * 4] and found["slid"] == 5 * 6
     assert found["gallery"] == ["forward: all-reduce", "backward, its conjugate: copy"]
     assert found["code"].startswith("def forward(") and "01_four_ways" in found["examples"]
+    lines = Path(inspect.getsourcefile(RowParallelLinear) or "").read_text(encoding="utf-8").splitlines()
+    told = found["code"].splitlines()
+    assert [lines[number - 1].strip() for number in found["numbers"][: len(told)]] == [line.strip() for line in told]
+    assert found["place"] == f"mpitp/layers/linear.py, line {found['numbers'][0]}: RowParallelLinear.forward"
+    title, text, command = found["second"]
+    assert title.startswith("02  ") and command == "python examples/02_column_then_row.py"
+    assert text.rstrip() == example_text("02_column_then_row.py")
     assert found["chapter"][3] == "update.norm"
     assert found["presents"] == ["present", "none"]
     assert found["notes"][0].startswith("7 of 55. blocks.0.attention.out") and any("Ask: " in n for n in found["notes"])

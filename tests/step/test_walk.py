@@ -205,3 +205,14 @@ def test_pages_turn_by_what_was_shown() -> None:
     seen = made.lines(80, 14)[:12]
     made.press(" ")
     assert made.lines(80, 14)[:12] == made.page[12:24] and seen == made.page[:12]  # type: ignore[index]
+
+
+def test_lines_of_code_and_examples_in_place() -> None:
+    at = walk("w")
+    page = "\n".join(at.page or [])
+    assert "mpitp/layers/embedding.py, line " in page and "key e shows their lines" in page
+    at.press("b")
+    at.press("e")
+    assert at.page is not None and at.page[0].startswith("05  ")
+    assert at.page[1] == "python examples/05_the_vocabulary.py"
+    assert "def main(group: Group) -> None:" in at.page

@@ -29,7 +29,13 @@ function about(op) {
 }
 /* Why it is there, and what would break without it. */
 function tour(op) {
-  return element("div", {class: "tour"}, element("p", {}, op.why), element("p", {class: "without"}, op.without));
+  const links = data.chapters[op.chapter].map(name => {
+    const link = element("button", {title: data.examples[name].title}, `example ${name.slice(0, 2)}`);
+    link.addEventListener("click", () => showExample(name));
+    return link;
+  });
+  return element("div", {class: "tour"}, element("p", {}, op.why), element("p", {class: "without"}, op.without),
+    element("p", {class: "links"}, ...links));
 }
 function codeButton() {
   const code = element("button", {title: "the lines that ran (e)"}, "code");
@@ -80,11 +86,28 @@ function memoryCard(op) {
     element("div", {class: "legend"}, `took ${seconds} ms (ranks are threads here)`));
 }
 
-/* The lines of code that ran, in place. */
+/* In place: the lines of code that ran, or an example of the chapter. */
 function showCode() {
-  const op = film.ops[now - 1];
-  $("code-place").textContent = op.code.replace(":", ", ");
-  $("code-text").textContent = data.code[op.code] || "its source isn't at hand";
-  $("code-examples").textContent = data.chapters[op.chapter].map(name => `python examples/${name}`).join("   ");
-  $("code").showModal();
+  const op = film.ops[now - 1], {text, first, place} = data.code[op.code];
+  showLines(place, text || "its source isn't at hand", first, "");
+}
+function showExample(name) {
+  const {text, title} = data.examples[name];
+  showLines(title, text || "its lines aren't at hand: they are in the project's repository", 1, name);
+}
+function showLines(place, text, first, example) {
+  const names = data.chapters[film.ops[now - 1].chapter];
+  const tab = (name, words, show) => {
+    const button = element("button", {"aria-pressed": name === example}, words);
+    button.addEventListener("click", show);
+    return button;
+  };
+  $("code-tabs").replaceChildren(tab("", "the lines that ran", showCode),
+    ...names.map(name => tab(name, `example ${name.slice(0, 2)}`, () => showExample(name))));
+  $("code-place").textContent = place;
+  $("code-text").replaceChildren(...text.split("\n").map((line, i) =>
+    element("span", {class: "line", "data-number": first ? first + i : ""}, `${line}\n`)));
+  $("code-text").scrollTop = 0;
+  $("code-examples").textContent = (example ? [example] : names).map(name => `python examples/${name}`).join("   ");
+  if (!$("code").open) $("code").showModal();
 }
