@@ -5,7 +5,7 @@ Parameters come out zero; loading or `layers/init.py` fills them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mpitp.errors import ConfigError
@@ -14,7 +14,8 @@ from mpitp.layers.attention import AttentionDropout, AttentionHeads, KvReplicas,
 from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
 from mpitp.layers.cross_attention import CrossAttention, CrossHeads
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
+from mpitp.layers.first_rows import OnFirstRows
+from mpitp.layers.gathered_dense import ColumnsToRows, Gather, GatherColumns, GatheredDense
 from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwise_product
 from mpitp.layers.halo import Halo
 from mpitp.layers.head_norm import HeadNorms
@@ -295,7 +296,19 @@ class Builder:
         """A column-parallel linear whose outputs every rank gets whole, behind an activation."""
         share = self.site.share(outputs)
         dense = self.column(("dense",), width, share, bias=True)
-        return GatheredDense(dense, activation, GatherColumns(self.site.tp, share))
+        return GatheredDense(dense, activation, self.gather(share))
+
+    def gather(self, columns: Share) -> Gather:
+        """How the columns of all ranks come together again."""
+        return (ColumnsToRows if self.site.sequence_parallel else GatherColumns)(self.site.tp, columns)
+
+    def on_first_rows(self, width: int, make: Callable[[Builder], Mapping[str, Layer]]) -> OnFirstRows:
+        """Layers on the first row of each sequence; `make`: makes them, for rows that lie whole on every rank."""
+        return OnFirstRows(make(self.on_whole_rows()), width, self.site.tp if self.site.sequence_parallel else None)
+
+    def on_whole_rows(self) -> Builder:
+        """The same for layers whose rows lie whole on every rank, with sequence parallelism too."""
+        return replace(self, site=replace(self.site, sequence_parallel=False))
 
     def classifier(self, width: int, labels: int) -> ColumnParallelLinear:
         """Logits of some classes, cut over the ranks."""

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpitp.backend.arrays import Array
+from mpitp.backend.arrays import Array, array_module
 from mpitp.comm.group import Group
 from mpitp.layers.algebra import Algebra, Segment, Sum
 from mpitp.layers.array_type import INVARIANT, VARYING, ArrayType
-from mpitp.layers.layer import FORWARD, Layer, Send
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext
-from mpitp.layers.partition import Share
+from mpitp.layers.partition import Share, share_of, split_evenly
 from mpitp.layers.placement import Cut
 
 
@@ -53,14 +53,64 @@ class GatherColumns(Layer):
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """This rank's columns to whole rows."""
-        incoming.expect(self.axis, VARYING, "what is gathered", "each rank has its own columns")
-        names = [name for name, _ in incoming.columns] or [""]
-        incoming.expect_columns(((names[0], Cut.of(self.columns, self.axis)),), "what is gathered")
+        _expect_columns(incoming, self.columns, self.axis)
         return incoming.changed(self.axis, INVARIANT)
 
     def sends(self) -> tuple[Send, ...]:
         """All ranks together hand in the whole rows, once."""
         return (Send(FORWARD, "all_gather", self.columns.units, "t h s / p", self.axis, summands=1),)
+
+
+class ColumnsToRows(Layer):
+    """The same with sequence parallelism: the columns of all rows become all columns of the rank's own rows, and
+    backward the other way round, an all-to-all each.
+    """
+
+    algebra = Algebra(
+        "columns to rows",
+        (
+            Segment("x_r: rank r's columns of all rows", "x", "y_partial", "of the same rows"),
+            Sum("y", "y_r = rank r's rows of [x_0, x_1, ...]", "an all-to-all"),
+        ),
+        (Sum("dx", "dx_r = rank r's columns of [dy_0; dy_1; ...]", "an all-to-all"),),
+        "all-to-all forward and backward",
+    )
+
+    def __init__(self, group: Group, columns: Share, axis: str = "tp") -> None:
+        self.group, self.columns, self.axis = group, columns, axis
+
+    def forward(self, x: Array, run: Any = None) -> tuple[Array, None]:
+        """x [t, n/tp] -> y [t/tp, n]."""
+        blocks = [x[rows.start : rows.stop] for rows in split_evenly(len(x), self.group.size)]
+        return array_module(x).concatenate(self.group.all_to_all(blocks), axis=1), None
+
+    def backward(self, dy: Array, ctx: None) -> Array:
+        """dy [t/tp, n] -> dx [t, n/tp]."""
+        shares = [share_of(self.columns.units, rank, self.group.size).span for rank in range(self.group.size)]
+        blocks = [dy[:, columns.start : columns.stop].copy() for columns in shares]
+        return array_module(dy).concatenate(self.group.all_to_all(blocks))
+
+    def children(self) -> Mapping[str, Layer]:
+        return {}
+
+    def placements(self, incoming: ArrayType) -> ArrayType:
+        """This rank's columns to this rank's rows."""
+        _expect_columns(incoming, self.columns, self.axis)
+        return incoming.changed(self.axis, VARYING)
+
+    def sends(self) -> tuple[Send, ...]:
+        """A rank hands in its columns of all rows, and backward all columns of its rows."""
+        forward = Send(FORWARD, "all_to_all", self.columns.size, "t h s / p", self.axis)
+        return forward, Send(BACKWARD, "all_to_all", self.columns.units, "t/p h s", self.axis)
+
+
+Gather = GatherColumns | ColumnsToRows
+
+
+def _expect_columns(incoming: ArrayType, columns: Share, axis: str) -> None:
+    incoming.expect(axis, VARYING, "what is gathered", "each rank has its own columns")
+    names = [name for name, _ in incoming.columns] or [""]
+    incoming.expect_columns(((names[0], Cut.of(columns, axis)),), "what is gathered")
 
 
 @dataclass(slots=True)
@@ -72,9 +122,9 @@ class DenseContext:
 
 
 class GatheredDense(Layer):
-    """y = f(x W^T + b), whole on every rank. `activation`: f; None: nothing is applied."""
+    """y = f(x W^T + b), all its columns. `activation`: f; None: nothing is applied."""
 
-    def __init__(self, dense: ColumnParallelLinear, activation: Layer | None, gather: GatherColumns) -> None:
+    def __init__(self, dense: ColumnParallelLinear, activation: Layer | None, gather: Gather) -> None:
         self.dense, self.activation, self.gather = dense, activation, gather
 
     def forward(self, x: Array, run: Any = None) -> tuple[Array, DenseContext]:

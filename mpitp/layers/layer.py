@@ -71,6 +71,10 @@ class Layer(ABC):
         """What it communicates by itself, its children not counted; most layers nothing."""
         return ()
 
+    def rows_sent(self, x: Array, ctx: Any) -> int:
+        """The rows, in a forward pass on x, that `sends` counts by."""
+        return len(x)
+
     def inside(self, ctx: Any) -> Mapping[str, tuple[Array, str]]:
         """What forward made on the way and didn't keep, made again from its context, each with its letter (I, R, V, P):
         for whoever shows a pass.

@@ -72,7 +72,7 @@ class Pass:
     caches: Caches | None = None
     shard: Rows | None = None
     balance: Balance | None = None  # the auxiliary losses of its routers, where the pass ends in a loss that has some
-    types: Array | None = None  # of the tokens, [t], where a model has several (BERT's two sentences); None: all 0
+    types: Array | None = None  # of shard_rows, where a model has several (BERT's two sentences); None: all 0
     crossing: Crossing | None = None  # of an encoder-decoder
     _tables: dict[Rotary, tuple[Array, Array]] = field(default_factory=dict)
 

@@ -1,7 +1,8 @@
 r"""Images to tokens (Dosovitskiy et al. 2021): patches, a class token before them, learned positions.
 
-    patches   y = [x W_0^T + b_0, x W_1^T + b_1, ...]    the convolution of stride = kernel = p, as the product it is:
-                                                         x [b n, c p p] unfolded pixels, W [h, c, p, p] cut along h
+    patches   y = [0; x W_0^T + b_0, x W_1^T + b_1, ...] the convolution of stride = kernel = p, as the product it is:
+                                                         x [b n, c p p] unfolded pixels, W [h, c, p, p] cut along h;
+                                                         before each image's patches a row of noughts   [b (n + 1), h]
     tokens    z = [class + P_class, y_1 + P_1, ..., y_n + P_n]  for each image                      [b (n + 1), h]
 
 P is interpolated where the image has another grid than the table: P' = (R kron C) P with the bicubic matrices R and C
@@ -10,33 +11,39 @@ of rows and columns (a = -0.75, corners not aligned, as PyTorch's), so that its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from mpitp.backend.arrays import Array, array_module, from_host
+from mpitp.backend.precision import wide_dtype
 from mpitp.layers.algebra import Algebra, Segment, Sum
-from mpitp.layers.array_type import INVARIANT, REPLICATE, VARYING, ArrayType, columns_of
-from mpitp.layers.gathered_dense import GatherColumns
+from mpitp.layers.array_type import INVARIANT, PARTIAL, REPLICATE, VARYING, ArrayType, columns_of
+from mpitp.layers.gathered_dense import Gather
 from mpitp.layers.layer import Layer, Send
+from mpitp.layers.mappings import ReduceFromTP
 from mpitp.layers.norm import row_by_row
 from mpitp.layers.param import Param
 from mpitp.layers.passes import Pass
+from mpitp.layers.rows import Rows, Run
 from mpitp.ops.linear import linear_bias_grad
 
 
 @dataclass(slots=True)
 class PatchContext:
-    """The pixels."""
+    """The pixels, and which of the `count` rows are patches."""
 
     x: Array  # [b n, c p p]
+    rows: Array  # [b n]
+    count: int
 
 
 class PatchEmbedding(Layer):
-    """y = x W^T + b, whole on every rank; W is cut along its outputs. Pixels have no gradient."""
+    """y = x W^T + b in the rows of patches, 0 in those of class tokens; W is cut along its outputs. Pixels have no
+    gradient. `gather`: how the ranks' columns come together.
+    """
 
     algebra = Algebra(
         "patch embedding",
@@ -48,25 +55,28 @@ class PatchEmbedding(Layer):
         "all-gather forward, identity backward",
     )
 
-    def __init__(self, weight: Param, bias: Param, gather: GatherColumns) -> None:
+    def __init__(self, weight: Param, bias: Param, gather: Gather) -> None:
         self.weight, self.bias, self.gather = weight, bias, gather
         self.blocks = [slice(block.start, block.stop) for block in gather.columns.local_blocks if len(block)]
 
-    def forward(self, x: Array, run: Any = None) -> tuple[Array, PatchContext]:
-        """pixels x [b n, c p p] -> y [b n, h]."""
+    def forward(self, x: Array, run: Pass) -> tuple[Array, PatchContext]:
+        """pixels x [b n, c p p] -> y [b (n + 1), h]."""
         weight, xp = self._matrix(self.weight.data), array_module(x)
-        y = xp.empty((x.shape[0], weight.shape[0]), x.dtype)
-        for rows in self.blocks:  # each by itself: its bits don't depend on its neighbours
-            y[:, rows] = x @ weight[rows].T
-        y += self.bias.data
-        return self.gather.forward(y)[0], PatchContext(x)
+        made = xp.empty((x.shape[0], weight.shape[0]), x.dtype)  # [b n, h/tp]
+        for columns in self.blocks:  # each by itself: its bits don't depend on its neighbours
+            made[:, columns] = x @ weight[columns].T
+        made += self.bias.data
+        rows = from_host(np.flatnonzero(run.rows.positions()), xp)
+        y = xp.zeros((run.rows.num_tokens, weight.shape[0]), x.dtype)
+        y[rows] = made
+        return self.gather.forward(y)[0], PatchContext(x, rows, run.rows.num_tokens)
 
     def backward(self, dy: Array, ctx: PatchContext) -> None:
-        """dy [b n, h]: add to the gradients."""
-        own = self.gather.backward(dy, None)
+        """dy [b (n + 1), h]: add to the gradients."""
+        own = self.gather.backward(dy, None)[ctx.rows]  # [b n, h/tp]
         grad = array_module(dy).empty(self._matrix(self.weight.data).shape, dy.dtype)
-        for rows in self.blocks:
-            grad[rows] = own[:, rows].T @ ctx.x
+        for columns in self.blocks:
+            grad[columns] = own[:, columns].T @ ctx.x
         self.weight.accumulate(grad.reshape(self.weight.data.shape))
         self.bias.accumulate(linear_bias_grad(own))
 
@@ -84,12 +94,16 @@ class PatchEmbedding(Layer):
             used.expect_gradient_summed(name, param)
         return self.gather.placements(used.changed("tp", VARYING, columns_of(self.weight.placement.parts, 0)))
 
+    def rows_sent(self, x: Array, ctx: PatchContext) -> int:
+        """The class tokens' too."""
+        return ctx.count
+
     def sends(self) -> tuple[Send, ...]:
         return self.gather.sends()
 
 
 class ImageTokens(Layer):
-    """A class token before each image's patches, and positions to all.
+    """The class token in its row before each image's patches, and positions to all.
 
     Args:
         token: [1, 1, h].
@@ -99,8 +113,8 @@ class ImageTokens(Layer):
 
     algebra = Algebra(
         "class token and positions",
-        (Segment("z = [class + P_0, x_i + P_i]", "x", "y", "the same on every rank"),),
-        (Segment("dx_i = dz_i, dP = sum over images of dz", "dy", "dx", "the same on every rank", grads=True),),
+        (Segment("z = [class + P_0, x_i + P_i]", "x", "y", "row by row: no communication"),),
+        (Segment("dx = dz, dP = sum over images of dz", "dy", "dx", "row by row: no communication", grads=True),),
     )
 
     def __init__(self, token: Param, positions: Param, table_grid: tuple[int, int], grid: tuple[int, int]) -> None:
@@ -114,30 +128,32 @@ class ImageTokens(Layer):
         rows, columns = (bicubic_matrix(new, old) for new, old in zip(self.grid, self.table_grid, strict=True))
         return np.kron(rows, columns)
 
-    def forward(self, x: Array, run: Pass) -> tuple[Array, None]:
-        """x [b n, h] -> z [b (n + 1), h]."""
-        xp, hidden = array_module(x), x.shape[1]
-        table = self.positions.data[0]  # [1 + table grid, h]
-        patches = table[1:]
+    def forward(self, x: Array, run: Pass) -> tuple[Array, Rows]:
+        """x [b (n + 1), h] -> z [b (n + 1), h]."""
+        xp, table = array_module(x), self.positions.data[0]  # [1 + table grid, h]
         if self.resampling is not None:
-            patches = from_host(self.resampling.astype(x.dtype), xp) @ patches
-        images = x.reshape(-1, patches.shape[0], hidden)
-        z = xp.empty((images.shape[0], 1 + images.shape[1], hidden), x.dtype)
-        z[:, 0] = self.token.data[0, 0] + table[0]
-        xp.add(images, patches, out=z[:, 1:])
-        return z.reshape(-1, hidden), None
+            table = xp.concatenate((table[:1], from_host(self.resampling.astype(x.dtype), xp) @ table[1:]))
+        z = xp.empty_like(x)
+        for each, rows in run.shard_rows.places():
+            xp.add(x[rows], table[each.first : each.first + each.length], out=z[rows])
+            if each.begins:
+                z[rows.start] += self.token.data[0, 0]
+        return z, run.shard_rows
 
-    def backward(self, dy: Array, ctx: None) -> Array:
-        """dz [b (n + 1), h] -> dx [b n, h]."""
-        xp, hidden = array_module(dy), dy.shape[1]
-        images = dy.reshape(-1, 1 + self.grid[0] * self.grid[1], hidden)
-        summed = images.sum(axis=0)
-        patches = summed[1:]
+    def backward(self, dy: Array, ctx: Rows) -> Array:
+        """dz [b (n + 1), h] -> dx [b (n + 1), h]."""
+        xp, hidden, wide = array_module(dy), dy.shape[1], wide_dtype(dy.dtype)
+        summed, token = xp.zeros((1 + self.grid[0] * self.grid[1], hidden), wide), xp.zeros(hidden, wide)
+        for each, rows in ctx.places():
+            summed[each.first : each.first + each.length] += dy[rows]
+            if each.begins:
+                token += dy[rows.start]
         if self.resampling is not None:
-            patches = from_host(self.resampling.T.astype(dy.dtype), xp) @ patches
-        self.token.accumulate(summed[0].reshape(1, 1, hidden).copy())
-        self.positions.accumulate(xp.concatenate((summed[:1], patches))[None])
-        return images[:, 1:].reshape(-1, hidden)
+            patches = from_host(self.resampling.T.astype(wide), xp) @ summed[1:]
+            summed = xp.concatenate((summed[:1], patches))
+        self.token.accumulate(token.reshape(1, 1, hidden))
+        self.positions.accumulate(summed[None])
+        return dy
 
     def children(self) -> Mapping[str, Param]:
         return {"token": self.token, "positions": self.positions}
@@ -162,25 +178,59 @@ def bicubic_matrix(new: int, old: int, a: float = -0.75) -> np.ndarray:
 
 
 class ClassAndMean(Layer):
-    """The class token's row beside the mean of the patches' rows, of each image: [t, h] -> [b, 2h] (DINOv2)."""
+    """The class token's row beside the mean of the patches' rows, of each image: [t, h] -> [b, 2h] (DINOv2).
 
-    def forward(self, x: Array, run: Pass) -> tuple[Array, tuple[int, int]]:
-        """x [b (n + 1), h] -> y [b, 2h]; images are alike."""
-        length = run.rows.runs[0].length
-        images = x.reshape(-1, length, x.shape[1])
-        y = array_module(x).concatenate((images[:, 0], images[:, 1:].mean(axis=1)), axis=1)
-        return y, (length, x.shape[1])
+    `reduce`: with sequence parallelism, adds what the ranks' own rows come to. `hidden`: h; `patches`: n.
+    """
 
-    def backward(self, dy: Array, ctx: tuple[int, int]) -> Array:
+    algebra = Algebra(
+        "class token and mean",
+        (Segment("y = [z_0, sum_i z_i / n]", "x", "y", "of each image's rows"),),
+        (Segment("dz_0 = dy's first half, dz_i = its second / n", "dy", "dx", "row by row"),),
+    )
+
+    def __init__(self, hidden: int, patches: int, reduce: ReduceFromTP | None = None) -> None:
+        self.hidden, self.patches, self.reduce = hidden, patches, reduce
+
+    def forward(self, x: Array, run: Pass) -> tuple[Array, Pass]:
+        """x [b (n + 1), h] -> y [b, 2h]."""
+        h, y = self.hidden, array_module(x).zeros((len(run.rows.runs), 2 * self.hidden), x.dtype)
+        for image, each, rows in _images(run):
+            if each.begins:
+                y[image, :h] = x[rows.start]
+            y[image, h:] = x[rows.start + each.begins : rows.stop].sum(axis=0) / x.dtype.type(self.patches)
+        return y if self.reduce is None else self.reduce.forward([y], like=y), run
+
+    def backward(self, dy: Array, ctx: Pass) -> Array:
         """dy [b, 2h] -> dx [b (n + 1), h]."""
-        length, hidden = ctx
-        dx = array_module(dy).empty((dy.shape[0], length, hidden), dy.dtype)
-        dx[:, 0], dx[:, 1:] = dy[:, :hidden], dy[:, None, hidden:] / dy.dtype.type(length - 1)
-        return dx.reshape(-1, hidden)
+        h, dy = self.hidden, dy if self.reduce is None else self.reduce.backward(dy)
+        dx = array_module(dy).empty((ctx.shard_rows.num_tokens, h), dy.dtype)
+        for image, each, rows in _images(ctx):
+            dx[rows] = dy[image, h:] / dy.dtype.type(self.patches)
+            if each.begins:
+                dx[rows.start] = dy[image, :h]
+        return dx
 
     def children(self) -> Mapping[str, Layer]:
         return {}
 
+    def rows_sent(self, x: Array, ctx: Pass) -> int:
+        """A row an image."""
+        return len(ctx.rows.runs)
+
     def placements(self, incoming: ArrayType) -> ArrayType:
-        """Whole rows to whole rows."""
-        return row_by_row(incoming, {})
+        """Some rows of whole ones; of a rank's own rows, a sum of summands."""
+        if self.reduce is None:
+            return row_by_row(incoming, {})
+        incoming.expect("tp", VARYING, "rows of images", "each rank has its own rows of tokens")
+        return self.reduce.placements(incoming.changed("tp", PARTIAL))
+
+    def sends(self) -> tuple[Send, ...]:
+        return () if self.reduce is None else self.reduce.sends(2 * self.hidden, 0)
+
+
+def _images(run: Pass) -> Iterator[tuple[int, Run, slice]]:
+    """Each run of the rows that are here, with the number of its image among the pass's."""
+    numbers = {each.sample: number for number, each in enumerate(run.rows.runs)}
+    for each, rows in run.shard_rows.places():
+        yield numbers[each.sample], each, rows

@@ -28,6 +28,11 @@ class Run:
     slot: int
 
     @property
+    def begins(self) -> bool:
+        """Whether it has its sample's first row."""
+        return self.first == 0 and self.length > 0
+
+    @property
     def positions(self) -> range:
         """Of its rows in the sample."""
         return range(self.first, self.first + self.length)
@@ -77,13 +82,12 @@ class Rows:
         return Rows(tuple(pieces))
 
     def first_rows(self) -> np.ndarray:
-        """The first row of every run, int64 [b]."""
-        lengths = np.array([run.length for run in self.runs], np.int64)
-        return np.cumsum(lengths) - lengths
+        """The first row of every sample that begins here, int64 [b]."""
+        return np.array([place.start for run, place in self.places() if run.begins], np.int64)
 
     def heads(self) -> Rows:
-        """The first row alone of every run."""
-        return Rows(tuple(Run(run.sample, run.first, 1, run.slot) for run in self.runs))
+        """The first row alone of every sample that begins here."""
+        return Rows(tuple(replace(run, length=1) for run in self.runs if run.begins))
 
     def cut(self, rank: int, ranks: int) -> Rows:
         """A rank's rows where every run is cut over `ranks`: pieces number `rank` and 2 ranks - 1 - rank of 2 ranks, an

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
-from mpitp.layers.first_rows import OnFirstRows
 from mpitp.layers.layer import Layer
 from mpitp.models.config import Dropouts, HfConfigReader
 from mpitp.models.encoder import HEAD, dropouts_of, tokens_head
@@ -105,13 +105,17 @@ def pooler(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
 
 def features_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
     """The pooler alone."""
-    return {HEAD: OnFirstRows(pooler(config, build))}
+    return {HEAD: build.on_first_rows(config.hidden_size, partial(pooler, config))}
 
 
 def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
     """Pooler, dropout, classifier, of each text's first token."""
-    classifier = build.classifier(config.hidden_size, len(config.labels))
-    return {HEAD: OnFirstRows({**pooler(config, build), **dropouts_of(config, "dropout"), "classifier": classifier})}
+
+    def layers(build: Builder) -> dict[str, Layer]:
+        classifier = build.classifier(config.hidden_size, len(config.labels))
+        return {**pooler(config, build), **dropouts_of(config, "dropout"), "classifier": classifier}
+
+    return {HEAD: build.on_first_rows(config.hidden_size, layers)}
 
 
 HEADS = {FEATURES: features_head, CLASSIFICATION: classification_head, TOKENS: tokens_head}

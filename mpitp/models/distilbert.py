@@ -8,7 +8,6 @@ from typing import Any
 
 from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
-from mpitp.layers.first_rows import OnFirstRows
 from mpitp.layers.layer import Layer
 from mpitp.models import bert
 from mpitp.models.config import Dropouts, HfConfigReader
@@ -89,9 +88,13 @@ def features_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
 def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
     """Dense, ReLU, dropout, classifier, of each text's first token."""
     hidden = config.hidden_size
-    dense = build.gathered_dense(hidden, hidden, activation_of("relu", gated=False))
-    classifier = build.classifier(hidden, len(config.labels))
-    return {HEAD: OnFirstRows({"dense": dense, **dropouts_of(config, "dropout"), "classifier": classifier})}
+
+    def layers(build: Builder) -> dict[str, Layer]:
+        dense = build.gathered_dense(hidden, hidden, activation_of("relu", gated=False))
+        classifier = build.classifier(hidden, len(config.labels))
+        return {"dense": dense, **dropouts_of(config, "dropout"), "classifier": classifier}
+
+    return {HEAD: build.on_first_rows(hidden, layers)}
 
 
 HEADS = {FEATURES: features_head, CLASSIFICATION: classification_head, TOKENS: tokens_head}

@@ -89,9 +89,8 @@ def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
 
 
 def _check_site(site: Site) -> None:
-    if site.sequence_parallel or site.mesh.sizes["cp"] > 1:
-        what = "mesh.sequence_parallel" if site.sequence_parallel else "mesh.cp"
-        raise ConfigError(f"{what} is not supported with an encoder; use mesh.tp, mesh.dp and mesh.pp")
+    if site.mesh.sizes["cp"] > 1:
+        raise ConfigError("mesh.cp is not supported with an encoder; use mesh.tp, sequence_parallel, dp and pp")
 
 
 def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:

@@ -141,8 +141,9 @@ class LayeredModel(ABC):
     def new_pass(self, batch: Batch, caches: Caches | None = None) -> Pass:
         """What the layers share in a pass over a batch."""
         rows, site = batch.rows, self.site
-        shard = rows.part(site.token_share(rows.num_tokens)) if site.sequence_parallel else None
-        types = None if batch.types is None else from_host(batch.types, self.device.xp)
+        own = site.token_share(rows.num_tokens)
+        shard = rows.part(own) if site.sequence_parallel else None
+        types = None if batch.types is None else from_host(batch.types[own.start : own.stop], self.device.xp)
         rule = self.balance_rule if batch.targets is not None else None
         return Pass(rows, batch.dropout, caches, shard, None if rule is None else Balance(rule), types)
 

@@ -8,7 +8,6 @@ from typing import Any
 from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
-from mpitp.layers.first_rows import OnFirstRows
 from mpitp.layers.layer import Layer
 from mpitp.models import bert
 from mpitp.models.encoder import HEAD, dropouts_of, tokens_head
@@ -37,10 +36,13 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
     """Dropout, dense, tanh, dropout, classifier, of each text's first token."""
     hidden = config.hidden_size
-    dense = build.gathered_dense(hidden, hidden, activation_of("tanh", gated=False))
-    out = build.classifier(hidden, len(config.labels))
-    layers = {**dropouts_of(config, "dropout1"), "dense": dense, **dropouts_of(config, "dropout2"), "classifier": out}
-    return {HEAD: OnFirstRows(layers)}
+
+    def layers(build: Builder) -> dict[str, Layer]:
+        dense = build.gathered_dense(hidden, hidden, activation_of("tanh", gated=False))
+        out = build.classifier(hidden, len(config.labels))
+        return {**dropouts_of(config, "dropout1"), "dense": dense, **dropouts_of(config, "dropout2"), "classifier": out}
+
+    return {HEAD: build.on_first_rows(hidden, layers)}
 
 
 HEADS = {FEATURES: bert.features_head, CLASSIFICATION: classification_head, TOKENS: tokens_head}

@@ -23,11 +23,10 @@ from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.block import TransformerBlock
 from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.dropout import Dropout
-from mpitp.layers.first_rows import OnFirstRows
-from mpitp.layers.gathered_dense import GatherColumns
 from mpitp.layers.init import init_params
 from mpitp.layers.layer import Layer
 from mpitp.layers.layer_scale import LayerScale
+from mpitp.layers.mappings import ReduceFromTP
 from mpitp.layers.mlp import MLP
 from mpitp.layers.patches import ClassAndMean, ImageTokens, PatchEmbedding
 from mpitp.layers.placement import Cut, Part
@@ -80,8 +79,10 @@ class Vision(LayeredModel):
 
 def build_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008  (frozen)
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers."""
-    if site.sequence_parallel or site.mesh.sizes["cp"] > 1:
-        raise ConfigError("a vision transformer's tokens aren't cut: use mesh.tp, mesh.dp and mesh.pp")
+    if site.mesh.sizes["cp"] > 1:
+        raise ConfigError(
+            "mesh.cp is not supported with a vision transformer; use mesh.tp, sequence_parallel, dp and pp"
+        )
     site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
     return _on(config, site, _chunks(config, site, cutting))
 
@@ -125,9 +126,11 @@ def _makers(config: VisionConfig, build: Builder) -> dict[str, Callable[[], Laye
     makers |= {f"blocks.{i}": partial(_block, config, build, i) for i in range(config.num_layers)}
     makers["final_norm"] = lambda: build.layer_norm(hidden, config.norm_eps)
     if config.head == CLASSIFICATION and config.model_type == "dinov2":
-        makers |= {"pooling": ClassAndMean, HEAD: lambda: build.classifier(2 * hidden, classes)}
+        makers |= {"pooling": lambda: _pooling(config, build), HEAD: lambda: _classifier(build, 2 * hidden, classes)}
     elif config.head == CLASSIFICATION:
-        makers[HEAD] = lambda: OnFirstRows({"classifier": build.classifier(hidden, classes)})
+        makers[HEAD] = lambda: build.on_first_rows(
+            hidden, lambda build: {"classifier": build.classifier(hidden, classes)}
+        )
     return makers
 
 
@@ -136,13 +139,24 @@ def _patches(config: VisionConfig, build: Builder) -> PatchEmbedding:
     cut, inner = Cut.of(share), tuple(Cut.whole(size) for size in (config.channels, side, side))
     weight = site.param(site.placement([Part("patch", (cut, *inner))]), std=config.init_std, decay=True)
     bias = site.param(site.placement([Part("patch", (cut,))]))
-    return PatchEmbedding(weight, bias, GatherColumns(site.tp, share))
+    return PatchEmbedding(weight, bias, build.gather(share))
+
+
+def _pooling(config: VisionConfig, build: Builder) -> ClassAndMean:
+    rows, columns = config.grid
+    reduce = ReduceFromTP(build.site.summation()) if build.site.sequence_parallel else None
+    return ClassAndMean(config.hidden_size, rows * columns, reduce)
+
+
+def _classifier(build: Builder, width: int, classes: int) -> Layer:
+    """Of rows that lie whole on every rank."""
+    return build.on_whole_rows().classifier(width, classes)
 
 
 def _tokens(config: VisionConfig, build: Builder) -> ImageTokens:
     rows, columns = config.table_grid
-    token = build.site.whole(1, 1, config.hidden_size, std=config.init_std)
-    positions = build.site.whole(1, 1 + rows * columns, config.hidden_size, std=config.init_std)
+    token = build.between(1, 1, config.hidden_size, std=config.init_std)
+    positions = build.between(1, 1 + rows * columns, config.hidden_size, std=config.init_std)
     return ImageTokens(token, positions, config.table_grid, config.grid)
 
 
@@ -158,7 +172,7 @@ def _block(config: VisionConfig, build: Builder, index: int) -> Layer:
     if config.layer_scale is None:
         dropouts = (Dropout(drop.residual, f"{name}.residual1"), Dropout(drop.residual, f"{name}.residual2"))
         return TransformerBlock(norm1, attention, norm2, mlp, dropouts)
-    scale1, scale2 = (LayerScale(site.whole(hidden, value=config.layer_scale)) for _ in range(2))
+    scale1, scale2 = (LayerScale(build.between(hidden, value=config.layer_scale)) for _ in range(2))
     return SandwichBlock((norm1, scale1, norm2, scale2), attention, mlp)
 
 

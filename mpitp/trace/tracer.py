@@ -112,9 +112,14 @@ class Tracer(LayerObserver, GroupObserver):
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         if phase == FORWARD and spot.name == self.work.entrance:
             self._close_when_full()
+        result = self._in_span(spot.name, phase, run)
+        if self.is_open and phase == FORWARD:
+            handled, made = spot.layer.rows_sent(args[0], result[1]), result[0]
+        else:
+            handled, made = _rows(args[0]), result
         if self.is_open:
-            self.work.count(spot.name, phase, 0 if args[0] is None else len(args[0]))  # ids have no gradient
-        return self._in_span(spot.name, phase, run)
+            self.work.count(spot.name, phase, handled, (_rows(args[0]), _rows(made)))
+        return result
 
     def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         if not self.is_open:
@@ -175,3 +180,8 @@ def caller() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRANSPARENT):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name.strip('_')}"
+
+
+def _rows(array: Any) -> int:
+    """Of an activation or a gradient; ids have none."""
+    return 0 if array is None else len(array)

@@ -51,7 +51,6 @@ from mpitp.models.vision_config import VisionConfig
 Key = tuple[str, str, str]  # collective, place, pass
 
 INDEX_BYTES = COUNT_BYTES = 8
-ROWS = {"patches": "blocks.0"}  # an image's rows are its patches and one more
 
 _BLOCK = re.compile(r"(^|\.)blocks\.\d+")
 
@@ -69,11 +68,18 @@ class Work:
 
     entrance: str = EMBEDDING
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    ends: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
-    def count(self, name: str, phase: str, tokens: int) -> None:
-        """A pass of so many tokens through the layer `name`."""
+    def count(self, name: str, phase: str, tokens: int, ends: tuple[int, int]) -> None:
+        """A pass of so many tokens through the layer `name`. `ends`: rows of what has gone in and come out."""
         passes, before = self.of(name, phase)
         self.counts[name, phase] = passes + 1, before + tokens
+        others = self.ends_of(name, phase)
+        self.ends[name, phase] = others[0] + ends[0], others[1] + ends[1]
+
+    def ends_of(self, name: str, phase: str) -> tuple[int, int]:
+        """Rows that have gone into a layer and come out of it in all passes."""
+        return self.ends.get((name, phase), (0, 0))
 
     def of(self, name: str, phase: str) -> tuple[int, int]:
         """Passes through a layer, and their tokens."""
@@ -154,23 +160,26 @@ def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, str, int, 
 
     Forward what comes into its chunks and goes out of them, backward their gradients; not at the ends of the model.
     """
-    for chunk in model.chunks if model.site.mesh["pp"].size > 1 else ():
+    is_open = model.site.mesh["pp"].size > 1 and not isinstance(model, EncoderDecoder)  # memories have no formula
+    for chunk in model.chunks if is_open else ():
         first, last = chunk.names[0], chunk.names[-1]
-        if first != EMBEDDING:
-            yield "recv", FORWARD, *forward_work(model.layers[first], first, work)
-            yield "send", BACKWARD, *work.of(first, BACKWARD)
+        if first != model.entrance:
+            passes, again = forward_passes(model.layers[first], first, work)
+            yield "recv", FORWARD, passes, work.ends_of(first, FORWARD)[0] - again
+            yield "send", BACKWARD, work.of(first, BACKWARD)[0], work.ends_of(first, BACKWARD)[1]
         if not chunk.ends_in_loss:
-            yield "send", FORWARD, *forward_work(model.layers[last], last, work)
-            yield "recv", BACKWARD, *work.of(last, BACKWARD)
+            passes, again = forward_passes(model.layers[last], last, work)
+            yield "send", FORWARD, passes, work.ends_of(last, FORWARD)[1] - again
+            yield "recv", BACKWARD, work.of(last, BACKWARD)[0], work.ends_of(last, BACKWARD)[0]
 
 
-def forward_work(layer: Layer, name: str, work: Work) -> tuple[int, int]:
-    """Forward passes through a layer of the model, and their tokens, without those that backward has made again."""
-    passes, tokens = work.of(name, FORWARD)
+def forward_passes(layer: Layer, name: str, work: Work) -> tuple[int, int]:
+    """Forward passes through a layer of the model, without those that backward has made again; the tokens of these."""
+    passes, tokens = work.of(name, FORWARD)[0], 0
     while isinstance(layer, Wrapper):
         if isinstance(layer, Recompute):
             again = work.of(name, BACKWARD)
-            passes, tokens = passes - again[0], tokens - again[1]
+            passes, tokens = passes - again[0], tokens + again[1]
         layer = layer.inner
     return passes, tokens
 
@@ -191,7 +200,7 @@ def letters(model: LayeredModel, work: Work) -> dict[str, float]:
     there is an encoder beside a decoder, t are the source's tokens, and those of the target are told beside.
     """
     config = model.config
-    rows = {"t": _mean(work, ROWS.get(model.entrance, model.entrance))}
+    rows = {"t": _mean(work, model.entrance)}
     rows |= {"t of targets": _mean(work, EMBEDDING)} if isinstance(model, EncoderDecoder) else {}
     rows |= {"b": _mean(work, HEAD)} if _generation(model, work) else {}
     outputs = len(config.labels) if isinstance(config, VisionConfig) else config.vocab_size

@@ -29,7 +29,7 @@ from mpitp.optim.buckets import Bucket
 from mpitp.optim.dealt_weights import WithDealtWeights
 from mpitp.optim.reduction import InBuckets, InOrder, Reduction
 from mpitp.trace.tracer import Tracer
-from mpitp.trace.traffic import Key, Own, forward_work
+from mpitp.trace.traffic import Key, Own, forward_passes
 
 NORM, OPTIMIZER = "gradient norm", "optimizer"  # spans: one a step, one an update
 
@@ -76,7 +76,7 @@ def _of_reduction(reduction: Reduction, tracer: Tracer) -> Iterator[Calls]:
         assert tracer.model is not None
         for name, layer in tracer.model.layers.items():
             if isinstance(layer, GatheredWeights):
-                forward = forward_work(layer, name, tracer.work)[0] + reduction.idle_passes[FORWARD]
+                forward = forward_passes(layer, name, tracer.work)[0] + reduction.idle_passes[FORWARD]
                 backward = tracer.work.of(name, BACKWARD)[0] + reduction.idle_passes[BACKWARD]
                 for dealt in layer.dealt:
                     yield from _of_dealt(dealt, forward, backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch
 from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.optim.grad_sync import sync_gradients
 from mpitp.train.step import TrainStep
 from tests.parity.global_tensors import global_tensors
 from tests.parity.golden_case import CLIP_NORM, LR, Differences, Golden, difference, named
@@ -32,15 +34,16 @@ def batch_of(golden: Golden) -> Batch:
     return Batch(golden["input_ids"], rows, golden["targets"], types=golden.get("token_type_ids"))
 
 
-def compare_encoder(group: Group, case: str, dtype: str = "float64", num_blocks: int = 0) -> Differences:
+def compare_encoder(group: Group, case: str, dtype: str = "float64", num_blocks: int = 0, **site: Any) -> Differences:
     """Logits, loss, every gradient and ten training losses. Every rank gets the same answer."""
     golden = encoder_arrays(case)
-    model = load_encoder(ENCODERS / case, make_site(group, dtype=dtype, invariant_blocks=num_blocks))
+    model = load_encoder(ENCODERS / case, make_site(group, dtype=dtype, invariant_blocks=num_blocks, **site))
     batch = batch_of(golden)
     logits, _ = model.forward(batch)
     differences = {"logits": difference(model.gather_logits(logits), golden["logits"])}
     loss, ctx = model.loss_forward(batch)
     model.loss_backward(ctx, 1 / batch.num_targets)
+    sync_gradients((param for _, param in model.named_params()), model.site.mesh)
     differences["loss"] = difference(loss / batch.num_targets, golden["loss"])
     grads = global_tensors(model, group, "grad", named(golden, "grad/"))
     differences |= {f"grad/{name}": difference(grad, golden[f"grad/{name}"]) for name, grad in grads.items()}

@@ -34,6 +34,12 @@ def test_invariant_blocks_compute_the_same(case: str) -> None:
     assert {name: value for name, value in differences.items() if not value < TOLERANCE} == {}
 
 
+@pytest.mark.parametrize(("case", "ranks"), [("bert-masked", 2), ("bert-classification", 5), ("roberta-masked", 3)])
+def test_with_sequence_parallelism(case: str, ranks: int) -> None:
+    for differences in run_threads(ranks, lambda group: compare_encoder(group, case, sequence_parallel=True)):
+        assert {name: value for name, value in differences.items() if not value < TOLERANCE} == {}
+
+
 @pytest.mark.parametrize("case", ENCODER_CASES)
 def test_float32_differs_by_rounding_only(case: str) -> None:
     differences = run_threads(2, compare_encoder, case, "float32")[0]

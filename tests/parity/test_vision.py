@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch
 from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.optim.grad_sync import sync_gradients
 from mpitp.train.step import TrainStep
 from tests.parity.global_tensors import global_tensors
 from tests.parity.golden_case import CLIP_NORM, LR, Differences, difference, largest, named
@@ -25,11 +27,12 @@ CASES = ["dinov2-other-size", "vit"]
 TOLERANCE = 1e-11  # 1e-15 is seen
 
 
-def compare(group: Group, case: str, num_blocks: int = 0) -> Differences:
+def compare(group: Group, case: str, num_blocks: int = 0, **options: Any) -> Differences:
     with np.load(GOLDEN / case / "golden.npz") as arrays:
         golden = dict(arrays)
     config = load_vision_config(GOLDEN / case).for_size(golden["pixels"].shape[2])
-    model = load_vision(GOLDEN / case, make_site(group, dtype="float64", invariant_blocks=num_blocks), config=config)
+    site = make_site(group, dtype="float64", invariant_blocks=num_blocks, **options)
+    model = load_vision(GOLDEN / case, site, config=config)
     patches = unfold(golden["pixels"], config.patch_size)
     images = len(golden["pixels"])
     batch = Batch(patches, Rows.of([1 + len(patches) // images] * images), golden["targets"])
@@ -37,6 +40,7 @@ def compare(group: Group, case: str, num_blocks: int = 0) -> Differences:
     differences = {"logits": difference(model.gather_logits(logits), golden["logits"])}
     loss, ctx = model.loss_forward(batch)
     model.loss_backward(ctx, 1 / images)
+    sync_gradients((param for _, param in model.named_params()), model.site.mesh)
     differences["loss"] = difference(loss / images, golden["loss"])
     grads = global_tensors(model, group, "grad", named(golden, "grad/"))
     differences |= {f"grad/{name}": difference(grad, golden[f"grad/{name}"]) for name, grad in grads.items()}
@@ -47,6 +51,12 @@ def compare(group: Group, case: str, num_blocks: int = 0) -> Differences:
 
 def test_the_cases_are_there() -> None:
     assert sorted(path.name for path in GOLDEN.iterdir()) == CASES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_sequence_parallelism(case: str) -> None:
+    differences = run_threads(3, lambda group: compare(group, case, sequence_parallel=True))[-1]
+    assert {name: value for name, value in differences.items() if not value < TOLERANCE} == {}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])

@@ -25,6 +25,13 @@ LAYOUTS: list[tuple[str, Keys, Keys]] = [  # model, [mesh], other keys of the la
     ("distilbert", {"tp": 2}, {"train_micro_batch_size": 4}),
     ("vit", {"dp": 3}, {"optim_zero": 3}),
     ("dinov2", {"dp": 2, "tp": 2}, {"optim_zero": 2, "train_recompute": "full"}),
+    # sequence parallelism
+    ("bert", {"tp": 3, "sequence_parallel": True}, {}),
+    ("bert", {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "zb"}, {}),
+    ("roberta", {"tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 4}),
+    ("distilbert", {"dp": 2, "tp": 2, "sequence_parallel": True}, {"optim_zero": 3, "train_recompute": "full"}),
+    ("vit", {"tp": 3, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
+    ("dinov2", {"pp": 2, "tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
     # stages
     ("bert", {"pp": 2}, {}),
     ("bert", {"pp": 2, "schedule": "interleaved", "tp": 2}, {}),

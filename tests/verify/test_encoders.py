@@ -59,10 +59,19 @@ def run_file(folder: Path, kind: str) -> str:
     return str(write_run_file(folder / "run.toml", tables))
 
 
+LAYOUTS = {
+    "replicas": ["mesh.dp=2", "optim.zero=0"],
+    "ZeRO 2": ["mesh.dp=2", "optim.zero=2"],
+    "ZeRO 3": ["mesh.dp=2", "optim.zero=3", 'train.recompute="full"'],
+    "stages": ["mesh.pp=2", 'mesh.schedule="zb"'],
+    "token shards": ["mesh.pp=2", "mesh.sequence_parallel=true"],
+}
+
+
 @pytest.mark.parametrize("kind", ["classification", "image"])
-@pytest.mark.parametrize("zero", [0, 2])
-def test_replicas_equal_one_rank(kind: str, zero: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config", run_file(tmp_path, kind), "--set", "mesh.dp=2", "--set", f"optim.zero={zero}"]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_equal_one_rank(kind: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", run_file(tmp_path, kind), *(word for each in LAYOUTS[layout] for word in ("--set", each))]
     codes = command_on_threads(4, "verify", *words, "--dtype", "float64", "--steps", "2", "--failures-only")
     print(*capsys.readouterr(), sep="\n")
     assert codes == [0] * 4
