@@ -150,6 +150,11 @@ def smollm3(pick: random.Random) -> Fields:
     return fields | {"rope_parameters": rope(pick, fields)}
 
 
+def olmo2(pick: random.Random) -> Fields:
+    fields = llama_sizes(pick) | {"attention_bias": pick.random() < 0.3, "hidden_act": pick.choice(GATES)}
+    return fields | {"rope_parameters": rope(pick, fields)}
+
+
 def phi3(pick: random.Random) -> Fields:
     fields = llama_sizes(pick, own_head_dim=False) | {"sliding_window": pick.choice([None, 3, 7])}
     found = rope(pick, fields, partial=True)
@@ -228,7 +233,7 @@ def gemma3(pick: random.Random) -> Fields:
 MAKERS = {
     **{"llama": llama, "qwen2": lambda pick: qwen(pick, is_3=False), "qwen3": lambda pick: qwen(pick, is_3=True)},
     **{"mistral": mistral, "smollm3": smollm3, "phi3": phi3, "stablelm": stablelm, "gpt_neox": gpt_neox},
-    **{"mixtral": mixtral, "qwen2_moe": qwen2_moe},
+    **{"olmo2": olmo2, "mixtral": mixtral, "qwen2_moe": qwen2_moe},
     **{"gpt2": gpt2, "opt": opt, "bloom": bloom, "gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3},
 }
 

@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -74,6 +75,11 @@ DECODERS: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**{**GQA, "num_key_value_heads": 1}, head_dim=6, sliding_window=5, **NO_IDS),
     "qwen3": Qwen3Config(**GQA, head_dim=6, tie_word_embeddings=True, rope_parameters=YARN, **NO_IDS),
     "smollm3": SmolLM3Config(**GQA, no_rope_layer_interval=2, **NO_IDS),
+    "olmo2": Olmo2Config(
+        **{**SIZES, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3},
+        attention_bias=True,
+        **NO_IDS,
+    ),
     "phi3": Phi3Config(
         **{**GQA, "hidden_size": 32},
         original_max_position_embeddings=8,

@@ -21,7 +21,6 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.backend.rng import dropout_mask
 from mpitp.layers.algebra import Algebra, Segment, Sum
 from mpitp.layers.array_type import INVARIANT, VARYING, ArrayType
-from mpitp.layers.head_norm import HeadNorms, HeadNormsContext
 from mpitp.layers.keys import OWN_KEYS, Attended, Keys
 from mpitp.layers.layer import BACKWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext, RowParallelLinear
@@ -48,17 +47,17 @@ class AttentionContext:
     qkv: LinearContext
     heads: HeadsContext
     out: LinearContext
-    norms: HeadNormsContext | None = None
+    norms: Any = None
 
 
 class SelfAttention(Layer):
     """Input projection, this rank's heads, output projection. `qkv` has local rows [q heads | k heads | v heads].
 
-    `norms`: of q and k, between the projection and the heads; None: there are none.
+    `norms`: of q and k (`HeadNorms`, `JointNorms`), between the projection and the heads; None: there are none.
     """
 
     def __init__(
-        self, qkv: ColumnParallelLinear, heads: AttentionHeads, out: RowParallelLinear, norms: HeadNorms | None = None
+        self, qkv: ColumnParallelLinear, heads: AttentionHeads, out: RowParallelLinear, norms: Layer | None = None
     ) -> None:
         self.qkv, self.heads, self.out, self.norms = qkv, heads, out, norms
 
@@ -74,7 +73,7 @@ class SelfAttention(Layer):
         """dy [t, h] -> dx [t, h]."""
         do = self.out.backward(dy, ctx.out)
         dqkv = self.heads.backward(do, ctx.heads)
-        if self.norms is not None and ctx.norms is not None:
+        if self.norms is not None:
             dqkv = self.norms.backward(dqkv, ctx.norms)
         return self.qkv.backward(dqkv, ctx.qkv)
 

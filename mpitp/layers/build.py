@@ -20,6 +20,7 @@ from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwi
 from mpitp.layers.halo import Halo
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.keys import OWN_KEYS, Keys
 from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -37,14 +38,14 @@ from mpitp.layers.mappings import (
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.param import Param
-from mpitp.layers.partition import HeadShare, Share
+from mpitp.layers.partition import HeadShare, Share, runs_of
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.product import DenseProduct, Product
 from mpitp.layers.relative_bias import RelativeBias
 from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.site import Site
-from mpitp.layers.summation import LibrarySum, Summation
+from mpitp.layers.summation import LibrarySum, OrderedSum, Summation
 from mpitp.ops.convolution import Geometry
 from mpitp.ops.groupwise import Grouping
 from mpitp.ops.relative_buckets import Buckets
@@ -139,8 +140,16 @@ class Builder:
 
     def head_norms(self, heads: HeadShare, head_dim: int, eps: float, offset: float = 0.0) -> HeadNorms:
         """RMSNorms of q and k heads with factors offset + weight, which begin as ones."""
-        weights = [self.site.whole(head_dim, value=1.0 - offset, partial=["tp"]) for _ in "qk"]
-        return HeadNorms(heads, weights[0], weights[1], eps, offset)
+        blocks = self.site.num_blocks
+        partial = [] if blocks else ["tp"]
+        q, k = (self.site.whole(head_dim, value=1.0 - offset, partial=partial) for _ in "qk")
+        return HeadNorms(heads, (q, k), eps, offset, OrderedSum(self.site.tp) if blocks else None, blocks)
+
+    def joint_norms(self, heads: HeadShare, head_dim: int, eps: float) -> JointNorms:
+        """RMSNorms of q and k over all heads together, whose weights begin as ones."""
+        parts = Part("q", (Cut.of(heads.query.scaled(head_dim)),)), Part("k", (_kv_cut(heads, head_dim),))
+        q, k = (self.site.param(self.site.placement([part]), value=1.0) for part in parts)
+        return JointNorms(heads, (q, k), eps, self.site.summation(), self.site.num_blocks)
 
     def column(self, names: Sequence[str], width: int, share: Share, *, bias: bool) -> ColumnParallelLinear:
         """Column-parallel linear from `width` to len(names) * share.units outputs: one part a name, all cut alike.
@@ -234,7 +243,7 @@ class Builder:
         sizes: AttentionSizes,
         dropout: AttentionDropout,
         rotary: Rotary | None = None,
-        norms: HeadNorms | None = None,
+        norms: HeadNorms | JointNorms | None = None,
     ) -> SelfAttention:
         """Self-attention over this rank's heads. `norms`: of q and k."""
         heads, d = sizes.heads, sizes.head_dim
@@ -349,7 +358,7 @@ def _qkv_blocks(heads: HeadShare, head_dim: int, *, one_by_one: bool) -> tuple[l
     if not one_by_one:
         held_shared = [head - heads.kv.start for head in heads.kv_shared if head in heads.kv]
         alone = {a + i for i in held_shared} | {a + g + i for i in held_shared}
-        runs = [_rows(run, head_dim) for run in _runs(a + 2 * g, alone)]
+        runs = [_rows(run, head_dim) for run in runs_of(a + 2 * g, alone)]
         if len(owned) == g:
             return runs, [_rows(range(a + 2 * g), head_dim)]
         dx = [range(a), range(a + owned.start, a + owned.stop), range(a + g + owned.start, a + g + owned.stop)]
@@ -363,9 +372,3 @@ def _qkv_blocks(heads: HeadShare, head_dim: int, *, one_by_one: bool) -> tuple[l
         dx.append(local)
     blocks = [*heads.query.local_blocks, *singles]
     return [_rows(block, head_dim) for block in blocks], [_rows(block, head_dim) for block in dx]
-
-
-def _runs(units: int, singles: set[int]) -> list[range]:
-    """0 .. units-1 as neighbouring ranges, each of `singles` by itself."""
-    cuts = sorted({0, units} | singles | {single + 1 for single in singles})
-    return [range(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]

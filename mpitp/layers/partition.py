@@ -78,6 +78,11 @@ class HeadShare:
     kv_shared: tuple[int, ...]  # KV heads held by more than one rank of the group, the same list on every rank
     group_size: int  # query heads a KV head
 
+    def owned_of(self, block: range) -> range:
+        """The KV heads that this rank owns for a block of its query heads: those whose groups begin there."""
+        owned = [g for g in self.kv_owned if g * self.group_size in block]
+        return range(owned[0], owned[-1] + 1) if owned else range(self.kv.start, self.kv.start)
+
     def kv_index(self, local_query_head: int) -> int:
         """Which local KV head the local query head uses."""
         return (self.query.span.start + local_query_head) // self.group_size - self.kv.start
@@ -103,3 +108,9 @@ def _first_heads(heads: int, ranks: int, num_blocks: int) -> list[int]:
 
 def _groups_of(heads: range, group_size: int) -> range:
     return range(heads.start // group_size, (heads.stop - 1) // group_size + 1) if heads else range(0)
+
+
+def runs_of(units: int, singles: set[int]) -> list[range]:
+    """0 .. units-1 as neighbouring ranges, each of `singles` by itself."""
+    cuts = sorted({0, units} | singles | {single + 1 for single in singles})
+    return [range(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]

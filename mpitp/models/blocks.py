@@ -8,6 +8,8 @@ from mpitp.layers.attention import AttentionDropout, SelfAttention
 from mpitp.layers.block import TransformerBlock
 from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.dropout import Dropout
+from mpitp.layers.head_norm import HeadNorms
+from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
@@ -43,11 +45,18 @@ def attention_of(
         scale=traits.score_scale(index),
         change=_score_change(config, own),
     )
-    norms = build.head_norms(own, config.head_dim, config.norm_eps, norm_offset) if traits.head_norms else None
+    norms = _norms_of(config, build, own, norm_offset)
     turned = None if index in traits.unrotated else rotary
     return build.attention(
         sizes, AttentionDropout(config.dropouts.attention, f"blocks.{index}.attention"), turned, norms
     )
+
+
+def _norms_of(config: DecoderConfig, build: Builder, own: HeadShare, offset: float) -> HeadNorms | JointNorms | None:
+    """The norms of q and k."""
+    if config.traits.joint_norms:
+        return build.joint_norms(own, config.head_dim, config.norm_eps)
+    return build.head_norms(own, config.head_dim, config.norm_eps, offset) if config.traits.head_norms else None
 
 
 def _score_change(config: DecoderConfig, own: HeadShare) -> ScoreChange | None:

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "stablelm": "StableLmForCausalLM",
@@ -90,7 +91,7 @@ _BLOOM_KEYS = _GPT2_KEYS | {
 FILE_KEYS = {
     "gpt2": _GPT2_KEYS,
     **dict.fromkeys(("llama", "qwen2", "mistral", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text"), _LLAMA_KEYS),
-    **dict.fromkeys(("mixtral", "qwen2_moe"), _LLAMA_KEYS),
+    **dict.fromkeys(("olmo2", "mixtral", "qwen2_moe"), _LLAMA_KEYS),
     "phi3": _LLAMA_KEYS | {"dropouts.residual": "resid_pdrop"},
     "stablelm": _STABLELM_KEYS,
     "gpt_neox": _GPT_NEOX_KEYS,

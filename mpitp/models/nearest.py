@@ -22,9 +22,7 @@ NEAREST: dict[str, tuple[str, str]] = {
         ("llama4", "llama4_text"), ("mixtral", "scores multiply what goes into experts, and attention runs in chunks")
     ),
     "olmo": ("llama", "its norms have no weights"),
-    **dict.fromkeys(
-        ("olmo2", "olmo3"), ("llama", "q and k are normalised over all heads together, and norms stand behind branches")
-    ),
+    "olmo3": ("olmo2", "most of its blocks see a window, and turn by a RoPE of their own"),
     **dict.fromkeys(("ministral", "ministral3"), ("mistral", "its blocks see windows of different lengths")),
     "granite": ("llama", "embeddings, scores, branches and logits have factors of their own"),
     **dict.fromkeys(

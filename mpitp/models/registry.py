@@ -27,6 +27,7 @@ from mpitp.models import (
     llama,
     mistral,
     mixtral,
+    olmo2,
     opt,
     phi3,
     qwen2_moe,
@@ -81,6 +82,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen3": _like_llama(qwen3.read_config, qwen3.hf_pieces),
     "smollm3": _like_llama(smollm3.read_config),
     "phi3": _like_llama(phi3.read_config, phi3.hf_pieces),
+    "olmo2": _like_llama(olmo2.read_config, olmo2.hf_pieces, olmo2.build_block),
     "mixtral": _like_llama(mixtral.read_config, mixtral.hf_pieces, mixtral.build_block),
     "qwen2_moe": _like_llama(qwen2_moe.read_config, qwen2_moe.hf_pieces, qwen2_moe.build_block),
     "stablelm": ModelType(

@@ -25,7 +25,7 @@ class Traits:
     alibi: whether scores fall with the distance, by a slope of each head's own, in place of positions.
     position_offset: rows of the table of learned positions in front of the first position's.
     parallel: whether attention and MLP read the same input side by side.
-    head_norms: whether q and k are normalised head by head.
+    head_norms, joint_norms: whether q and k are normalised, head by head or over all heads together.
     mixture: the blocks that have experts in the place of an MLP.
     """
 
@@ -45,6 +45,7 @@ class Traits:
     position_offset: int = 0
     parallel: bool = False
     head_norms: bool = False
+    joint_norms: bool = False
     mixture: Mixture | None = None
 
     def of_blocks(self, blocks: range) -> Traits:

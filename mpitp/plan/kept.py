@@ -31,6 +31,7 @@ from mpitp.layers.exchange import StayHere
 from mpitp.layers.experts import Experts
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.layer import Layer, Wrapper, unwrapped, walk
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpitp.layers.mixture import SharedExpert
@@ -105,6 +106,8 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
         case HeadNorms():
             heads = layer.heads.query.size + len(layer.heads.kv)
             return s.rows * ((heads + len(layer.heads.kv)) * layer.q_weight.data.shape[0] * s.item + heads * s.wide)
+        case JointNorms():
+            return s.rows * (layer.values.stop * s.item + 2 * s.wide)
         case AttentionHeads():
             return _heads(layer, s)
         case Router():

@@ -31,6 +31,7 @@ from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mpitp.layers.experts import Experts
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
+from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.keys import OwnKeys
 from mpitp.layers.layer import Layer, unwrapped
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -149,6 +150,9 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
         case HeadNorms():
             heads = (layer.heads.query.size + len(layer.heads.kv)) * layer.q_weight.data.shape[0]
             return Both(Work(passes=(2 * s.rows * heads * s.item,)), Work(passes=(3 * s.rows * heads * s.item,)))
+        case JointNorms():
+            row = layer.values.start * s.rows * s.item
+            return Both(Work(passes=(row, 2 * row)), Work(passes=(2 * row, 3 * row)))
         case VocabParallelEmbedding() | PositionEmbedding():
             row = 2 * s.rows * s.hidden * s.item
             return Both(Work(passes=(row,)), weight_grad=Work(passes=(row,)))

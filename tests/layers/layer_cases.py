@@ -16,10 +16,10 @@ from mpitp.backend.arrays import from_host, to_host
 from mpitp.comm import Group
 from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.block import TransformerBlock
+from mpitp.layers.branch_norm_block import BranchNormBlock
 from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding
-from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.mlp import MLP, SwiGlu
 from mpitp.layers.parallel_block import ParallelBlock
 from mpitp.layers.param import Param
@@ -88,7 +88,7 @@ def qkv_columns(own: HeadShare, heads: int, kv_heads: int, d: int) -> list[int]:
 
 
 def attention_layer(
-    builder: Builder, own: HeadShare, d: int, rate: float = 0.0, rope: int = 0, norms: HeadNorms | None = None
+    builder: Builder, own: HeadShare, d: int, rate: float = 0.0, rope: int = 0, norms: Any = None
 ) -> Any:
     sizes = AttentionSizes(own, d, HIDDEN, qkv_bias=True, out_bias=True)
     return builder.attention(sizes, AttentionDropout(rate, "attention"), Rotary(rope, 100.0) if rope else None, norms)
@@ -102,6 +102,12 @@ def attention(builder: Builder, run: Pass, heads: int, kv_heads: int, d: int, ra
 def normed_attention(builder: Builder, run: Pass, heads: int, kv_heads: int, d: int, rope: int) -> Rig:
     own = builder.site.heads(heads, kv_heads)
     layer = attention_layer(builder, own, d, 0.0, rope, builder.head_norms(own, d, 1e-6, 1.0))
+    return Rig(layer.params(), lambda x: layer.forward(x, run), layer.backward)
+
+
+def jointly_normed_attention(builder: Builder, run: Pass, heads: int, kv_heads: int, d: int, rope: int) -> Rig:
+    own = builder.site.heads(heads, kv_heads)
+    layer = attention_layer(builder, own, d, 0.0, rope, builder.joint_norms(own, d, 1e-6))
     return Rig(layer.params(), lambda x: layer.forward(x, run), layer.backward)
 
 
@@ -203,6 +209,15 @@ def sandwich_block(builder: Builder, run: Pass) -> Rig:
     return Rig(layer.params(), lambda x: layer.forward(x, run), layer.backward)
 
 
+def branch_norm_block(builder: Builder, run: Pass) -> Rig:
+    own = builder.site.heads(4, 2)
+    attention = attention_layer(builder, own, 2, norms=builder.joint_norms(own, 2, 1e-5))
+    layer = BranchNormBlock(
+        attention, builder.rms_norm(HIDDEN, 1e-5), swiglu_layer(builder, 7), builder.rms_norm(HIDDEN, 1e-5)
+    )
+    return Rig(layer.params(), lambda x: layer.forward(x, run), layer.backward)
+
+
 def _case(make: Callable[..., Rig], *args: Any, **options: Any) -> LayerCase:
     return LayerCase(lambda builder, run: make(builder, run, *args), **options)
 
@@ -233,6 +248,9 @@ CASES: dict[str, LayerCase] = {
     "gated gelu 7": _case(mlp, 7, "gelu", True),
     "attention 6/2 partly rotated": _case(attention, 6, 2, 6, 0.0, 4),
     "attention 6/2 with norms": _case(normed_attention, 6, 2, 4, 4),
+    "attention 6/2 with joint norms": _case(jointly_normed_attention, 6, 2, 4, 4),
+    "attention 5/1 with joint norms": _case(jointly_normed_attention, 5, 1, 2, 0),
+    "branch norm block": _case(branch_norm_block),
     "attention 5/1 with norms": _case(normed_attention, 5, 1, 4, 0),
     "offset rms norm": _case(offset_rms_norm),
     "soft cap 9": _case(soft_cap, 9, columns_in=9, columns_out=9),

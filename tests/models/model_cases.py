@@ -89,6 +89,18 @@ LATER_RAW: dict[str, dict[str, Any]] = {  # for the tests of layouts
         **{"model_type": "gemma2", "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 4},
         **{"sliding_window": 3, "attn_logit_softcapping": 1.5, "attention_dropout": 0.2},
     },
+    "qwen3": {
+        **LLAMA,
+        **{"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 2, "use_sliding_window": True},
+        **{"sliding_window": 3, "max_window_layers": 1},
+    },
+    "olmo2": {**LLAMA, "model_type": "olmo2", "num_attention_heads": 6, "num_key_value_heads": 2},
+    "mistral": {**LLAMA, "model_type": "mistral", "num_attention_heads": 6, "sliding_window": 4},
+    "smollm3": {
+        **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+        **{"model_type": "smollm3", "num_attention_heads": 6, "hidden_size": 24, "no_rope_layer_interval": 2},
+    },
+    "gemma": {**LLAMA, "model_type": "gemma", "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 4},
     "bloom": {"model_type": "bloom", "vocab_size": 53, "hidden_size": 20, "n_layer": 2, "n_head": 5},
     "gpt_neox": {
         **{key: value for key, value in LLAMA.items() if key not in ("head_dim", "num_key_value_heads", "rope_theta")},

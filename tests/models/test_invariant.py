@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,25 @@ from mpitp.infer.sampling import Sampling
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, DecoderConfig, build_model, config_from_hf
-from tests.models.model_cases import GPT2, LLAMA, QWEN2, Arrays, forward_backward, make_batch, make_model, train
+from tests.models.model_cases import (
+    GPT2,
+    LATER_RAW,
+    LLAMA,
+    QWEN2,
+    Arrays,
+    forward_backward,
+    make_batch,
+    make_model,
+    train,
+)
 from tests.sharded import assert_close, assert_same_bits
 
+CHANGED: dict[str, dict[str, Any]] = {  # cases with fewer heads than blocks, or too short for the texts
+    "gemma2": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "bloom": {"hidden_size": 24, "n_head": 6},
+    "gpt_neox": {"hidden_size": 48, "num_attention_heads": 6},
+    "phi3": {"original_max_position_embeddings": 12},
+}
 MODELS: dict[str, DecoderConfig] = {
     "gpt2": config_from_hf(GPT2),
     "llama 9/3": config_from_hf(LLAMA),
@@ -31,11 +48,12 @@ MODELS: dict[str, DecoderConfig] = {
         {**QWEN2, "intermediate_size": 6, "vocab_size": 6, "head_dim": 2, "eos_token_id": None}
     ),
 }
+LATER = {name: config_from_hf({**raw, **CHANGED.get(name, {})}) for name, raw in LATER_RAW.items()}
 
 
 def invariant_run(group: Group, name: str, num_blocks: int = 6, dtype: str = "float32") -> Arrays:
     """All that can be told of a model: a pass, five steps with dropout and clipping, greedy and sampled text."""
-    model = make_model(group, MODELS[name], dtype, invariant_blocks=num_blocks)
+    model = make_model(group, (MODELS | LATER)[name], dtype, invariant_blocks=num_blocks)
     result = forward_backward(model, [make_batch(model.config, 3, DropoutState(1, 0))])
     result["one token"] = model.gather_logits(model.forward(Batch.of_lists([[3]]))[0])
     model.zero_grad()
@@ -53,6 +71,7 @@ def one_rank(name: str, num_blocks: int = 6) -> Arrays:
 
 
 RUNS = [(name, ranks) for name in ("gpt2", "llama 9/3") for ranks in (2, 3, 4, 5, 6)]
+RUNS += [(name, 3) for name in LATER] + [(name, ranks) for name in ("qwen3", "olmo2") for ranks in (2, 4, 5)]
 RUNS += [("llama 8/2, tied", 3), ("llama 8/2, tied", 5), ("llama 6/1, biases", 4), ("qwen2 6/2, narrow", 6)]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpitp.backend.arrays import from_host, to_host
+from mpitp.ops import rms_norm_parts as parts
 from mpitp.ops import row_blocks
 from mpitp.ops.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_reference
 from mpitp.ops.rms_norm import rms_norm_backward, rms_norm_forward, rms_norm_reference
@@ -33,6 +34,26 @@ def test_rms_norm_gradients(xp, rng, t):
         return rms_norm_backward(dy, x, weight, rms_norm_forward(x, weight, EPS)[1])
 
     check_gradients(lambda *args: rms_norm_forward(*args, EPS)[0], backward, data(rng, t)[:2], xp)
+
+
+@pytest.mark.parametrize("owned", [[13], [5, 8], [6, 0, 7]])
+@pytest.mark.parametrize("t", ROWS)
+def test_parts_of_an_rms_norm_make_the_whole(xp, rng, t, owned):
+    """Columns dealt to owners, some with none: their sums added, and each owner's rows beside the others'."""
+    x, weight, dy = (from_host(each, xp) for each in (*data(rng, t)[:2], rng.standard_normal((t, 13))))
+    ends = np.cumsum(owned).tolist()
+    pieces = [slice(end - size, end) for end, size in zip(ends, owned, strict=True)]
+    squares = sum(parts.sum_of_squares(x[:, piece]) for piece in pieces)
+    products = sum(parts.gradient_products(dy[:, piece], x[:, piece], weight[piece]) for piece in pieces)
+    y, dx, dweight = xp.empty_like(x), xp.empty_like(x), xp.empty_like(weight)
+    rstd = parts.reciprocal_root(squares, 13, EPS)
+    for piece in pieces:
+        parts.scaled_rows(x[:, piece], rstd, weight[piece], out=y[:, piece])
+        arrays = dy[:, piece], x[:, piece], weight[piece], rstd, products / 13
+        dweight[piece] = parts.scaled_rows_backward(*arrays, out=dx[:, piece])
+    expected, root = rms_norm_forward(x, weight, EPS)
+    for found, want in zip((y, dx, dweight), (expected, *rms_norm_backward(dy, x, weight, root)), strict=True):
+        np.testing.assert_allclose(to_host(found), to_host(want), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

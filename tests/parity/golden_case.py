@@ -20,7 +20,7 @@ from tests.parity.global_tensors import global_tensors
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ["gpt2", "llama-gqa", "llama-mqa-bias", "qwen2"]
 LATER_DECODERS = ["gpt2-options", "llama-dynamic", "qwen3", "smollm3", "phi3", "stablelm", "gpt-neox", "opt", "gemma"]
-LATER_DECODERS += ["mistral", "gemma2", "gemma3", "bloom", "mixtral", "qwen2-moe", "qwen2-moe-normed"]
+LATER_DECODERS += ["olmo2", "mistral", "gemma2", "gemma3", "bloom", "mixtral", "qwen2-moe", "qwen2-moe-normed"]
 PROMPT_TOKENS = 5
 LR, CLIP_NORM = 1e-2, 1.0
 

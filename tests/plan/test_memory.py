@@ -39,7 +39,8 @@ MOE = {
     **LLAMA, "model_type": "qwen2_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 70, "mlp_only_layers": [1], "output_router_logits": True,
 }  # fmt: skip
-KINDS = {"moe": MOE, "gpt2": GPT2, "llama": LLAMA, "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8}}
+KINDS = {"moe": MOE, "gpt2": GPT2, "llama": LLAMA, "olmo2": {**LLAMA, "model_type": "olmo2"}}
+KINDS["qwen3"] = {**LLAMA, "model_type": "qwen3", "head_dim": 8}
 
 LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of the run file
     (1, "gpt2", {}),
@@ -48,6 +49,7 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of t
     (3, "llama", {"train.recompute": "every:2"}),
     (2, "gpt2", {"mesh.sequence_parallel": True, "model.dtype": "float16"}),
     (3, "qwen3", {"mesh.sequence_parallel": True}),
+    (3, "olmo2", {"mesh.sequence_parallel": True}),
     (1, "moe", {}),
     (2, "moe", {"mesh.sequence_parallel": True}),
     (2, "llama", {"mesh.dp": 2}),

@@ -9,21 +9,23 @@ import pytest
 
 from mpitp.comm import Group, run_threads
 from mpitp.infer.generate import generate
+from mpitp.models import config_from_hf
 from mpitp.trace.timeline import Trace, finish, read_trace
 from mpitp.trace.tracer import Tracer
 from mpitp.train.step import TrainStep
-from tests.models.model_cases import CONFIGS, LENGTH, make_batch, make_model, make_optimizer
+from tests.models.model_cases import CONFIGS, LATER_RAW, LENGTH, make_batch, make_model, make_optimizer
 
 MODELS = ["gpt2", "llama 9/3", "llama biases, tied, 5/1, llama3"]
 RANKS = [1, 2, 3, 4, 5]
 STEPS, ROWS = 2, 3
+ALL = CONFIGS | {name: config_from_hf(LATER_RAW[name]) for name in ("olmo2", "qwen3")}
 TOKENS = ROWS * LENGTH
 
 
 def train_traced(group: Group, name: str, blocks: int, path: Path, **options: Any) -> Trace | None:
     """Steps of two microbatches each, with the loss once more without a backward pass."""
     tracer = Tracer()
-    model = make_model(tracer.watch(group), CONFIGS[name], "float32", invariant_blocks=blocks, **options)
+    model = make_model(tracer.watch(group), ALL[name], "float32", invariant_blocks=blocks, **options)
     step = TrainStep(model, make_optimizer(model), 1.0)
     tracer.attach(model)
     for _ in range(STEPS):
@@ -53,6 +55,14 @@ def test_training_sends_what_the_closed_form_says(name: str, ranks: int, blocks:
     without_formula = {row.place for row in trace.ledger if row.expected_bytes is None}
     assert without_formula == {"grad_norm.call", "step.agreed"}
     assert len(trace.ledger) - len(without_formula) in (8, 9)  # the ninth: KV heads that live on several ranks
+
+
+@pytest.mark.parametrize(("name", "blocks", "calls"), [("olmo2", 0, 2), ("olmo2", 5, 2), ("qwen3", 5, 1)])
+def test_norms_of_q_and_k_send_what_the_closed_form_says(name: str, blocks: int, calls: int, tmp_path: Path) -> None:
+    """Over all heads: two numbers a token, each way; head by head, where dw is added in order: two vectors a pass."""
+    trace = run_threads(3, train_traced, name, blocks, tmp_path / "trace.json")[0]
+    assert wrong_rows(trace) == []
+    assert sum(row.place == "blocks.*.attention.norms" for row in trace.ledger) == calls
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

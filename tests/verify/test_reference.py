@@ -17,7 +17,7 @@ def verified(case: str, ranks: int, reference: Path) -> list[int]:
     return command_on_threads(ranks, *words, "--against-reference", str(reference))
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama-gqa", "qwen2", "gemma3", "gpt-neox"])
+@pytest.mark.parametrize("case", ["gpt2", "llama-gqa", "qwen2", "gemma3", "gpt-neox", "olmo2"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_equals_the_reference(case: str, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     reference = GOLDEN / case / "golden.npz"
