@@ -10,7 +10,7 @@ from tests.parity.golden_case import CASES, GOLDEN, compare, compare_training, g
 pytestmark = pytest.mark.mpi
 
 
-FEW_LATER = ["gemma3", "gpt-neox"]  # the others run on threads
+FEW_LATER = ["gemma3", "gpt-neox", "olmo2"]  # the others run on threads
 
 
 @pytest.mark.parametrize("case", [*CASES, *FEW_LATER])
