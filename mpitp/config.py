@@ -28,6 +28,8 @@ MOST_WHOLE = 2**63 - 1  # as TOML has it
 MOST_NUMBER = sys.float_info.max
 MOST_BATCH = 1 << 24
 Table = tuple[tuple[float, ...], ...]  # rows of numbers
+Shares = str | dict[str, tuple[float, ...]]  # a word, or weights of the ranks by axis
+SHARED_AXES = ("pp", "dp", "ep", "tp")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -48,6 +50,10 @@ BETAS = Rule(lambda pair: all(0 <= x < 1 for x in pair), "each from 0 up to, but
 SEED = Rule(lambda x: 0 <= x < 2**63, "from 0 to 2^63 - 1")
 ZERO = Rule(lambda x: x in (0, 1, 2, 3), "out of 0, 1, 2, 3")
 COUNTS = Rule(lambda counts: all(count >= 0 for count in counts), "of at least 0 each")
+SHARES = Rule(
+    lambda shares: isinstance(shares, str) or all(min(own) >= 0 and any(own) for own in shares.values()),
+    "of at least 0, and one above 0",
+)
 NOT_EMPTY = Rule(lambda text: bool(text.strip()), "that is not empty")
 
 
@@ -208,11 +214,19 @@ class MeshSection(Section):
     cp: int = key("context-parallel ranks", 1, AT_LEAST_1)
     cp_form: str = key("how cp ranks exchange: keys in a ring, or rows for heads", "ring", one_of("ring", "heads"))
     sequence_parallel: bool = key("cut norms, dropout and residuals by tokens over tp", False)
+    shares: Shares = key(
+        'what ranks get: "equal", as "measured", weights along tp, { pp = [...], tp = [...] }', "equal", SHARES
+    )
     plan: str = key(
         "auto: mpitp train searches axes, schedule, microbatch, recompute, zero", "given", one_of("given", "auto")
     )
     machine: str | None = key("for plans: the machine's file, of mpitp bench machine", None, NOT_EMPTY, is_path=True)
     group: str = key('a group of your own around the library\'s, "my.module:Class" or "file.py:Class"', "", GROUP)
+
+    @property
+    def weights(self) -> dict[str, tuple[float, ...]]:
+        """Of the ranks along each axis that says; none where they are equal, or not measured yet."""
+        return self.shares if isinstance(self.shares, dict) else {}
 
     @property
     def replicas(self) -> int:
@@ -225,6 +239,11 @@ class MeshSection(Section):
         return self.chunks or (2 if self.schedule == "interleaved" and self.pp > 1 else 1)
 
     def check(self) -> None:
+        if self.plan == "auto" and self.weights:
+            raise ConfigError(
+                f"mesh.shares = {_show(self.shares)} is for a number of ranks, which mesh.plan = 'auto' chooses; "
+                'set mesh.shares = "measured", or leave out one of the two'
+            )
         is_interleaved = self.schedule == "interleaved"
         if self.chunks and self.pp > 1 and is_interleaved != (self.chunks > 1):
             raise ConfigError(
@@ -450,7 +469,7 @@ def _model_extras(values: dict[str, Any], known: Mapping[str, Any]) -> dict[str,
 def _checked(label: str, value: Any, wanted: Any, field: dataclasses.Field[Any]) -> Any:
     """The value in its field's type, or a ConfigError that says what was expected and what came."""
     rule: Rule | None = field.metadata["rule"]
-    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) and wanted != Shares else (wanted,)
     if value is None and types.NoneType in kinds:
         return None
     converted = _convert(value, kinds[0])
@@ -473,6 +492,8 @@ def _convert(value: Any, kind: Any) -> Any:
     if kind == Table:
         rows = [_floats(row) for row in value] if isinstance(value, list | tuple) else [None]
         return None if None in rows else tuple(rows)
+    if kind == Shares:
+        return _shares(value)
     if typing.get_origin(kind) is tuple:
         numbers = _floats(value)
         return numbers if numbers is not None and len(numbers) == len(typing.get_args(kind)) else None
@@ -492,6 +513,16 @@ def _floats(value: Any) -> tuple[float, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
+def _shares(value: Any) -> Shares | None:
+    """A list alone is that of tp."""
+    if isinstance(value, str):
+        return value if value in ("equal", "measured") else None
+    if not isinstance(value, Mapping):
+        value = {"tp": value}
+    found = {axis: _floats(own) for axis, own in value.items()}
+    return None if set(found) - set(SHARED_AXES) or not all(found.values()) else found  # type: ignore[return-value]
+
+
 def _type_words(kind: Any) -> str:
     if kind == tuple[str, ...]:
         return "a list of words"
@@ -499,6 +530,9 @@ def _type_words(kind: Any) -> str:
         return "a list of whole numbers"
     if kind == Table:
         return "a list of rows of numbers"
+    if kind == Shares:
+        axes = ", ".join(SHARED_AXES)
+        return f'"equal", "measured", a list of one weight for each rank along tp, or such lists for {axes} in a table,'
     if typing.get_origin(kind) is tuple:
         return f"a list of {len(typing.get_args(kind))} numbers"
     words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}

@@ -41,8 +41,8 @@ def local_sum_in_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_heads(patch: pytest.MonkeyPatch, change: Callable[[HeadShare, int, int], HeadShare]) -> None:
-    def wrong(heads: int, kv_heads: int, rank: int, ranks: int, num_blocks: int = 0) -> HeadShare:
-        return change(share_heads(heads, kv_heads, rank, ranks, num_blocks), rank, ranks)
+    def wrong(heads: int, kv_heads: int, rank: int, ranks: int, *how: Any) -> HeadShare:
+        return change(share_heads(heads, kv_heads, rank, ranks, *how), rank, ranks)
 
     patch.setattr(mpitp.layers.site, "share_heads", wrong)
 

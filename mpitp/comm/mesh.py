@@ -13,7 +13,7 @@ The run owns the world (files, stopping, agreement, aborting), a model the group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -21,6 +21,7 @@ from mpitp.comm.group import Group
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
 from mpitp.comm.own_group import Wrap, refuse_bypassed
 from mpitp.comm.serial import SerialGroup
+from mpitp.comm.weights import Weights, check_weights
 from mpitp.errors import ConfigError, UsageError
 
 AXES = ("pp", "dp", "ep", "cp", "tp")
@@ -33,11 +34,19 @@ class Mesh:
 
     `sizes`: ranks along each axis. `coordinates`: this rank's place along each. `split(color, rank, size)` makes the
     group of the ranks of one color; all are made here, in one order on every rank, and `along` is no collective.
+    `weights`: of the ranks along an axis, by which all that is dealt along it is dealt (`weights.py`).
     """
 
-    def __init__(self, world: Group, sizes: Mapping[str, int], split: Callable[[int, int, int], Group]) -> None:
+    def __init__(
+        self,
+        world: Group,
+        sizes: Mapping[str, int],
+        split: Callable[[int, int, int], Group],
+        weights: Weights | None = None,
+    ) -> None:
         self.world = world
         self.sizes = {axis: sizes.get(axis, 1) for axis in AXES}
+        self._weights = check_weights(weights or {}, self.sizes)
         self.coordinates = _coordinates(self.sizes, world.rank)
         alone = world if world.size == 1 else SerialGroup()  # a watched group of one rank is watched along every axis
         wide = self._wide(AXES)
@@ -61,6 +70,13 @@ class Mesh:
             raise UsageError(f"a mesh has no axis {unknown[0]!r}; its axes are {', '.join(AXES)}")
         return self._groups[self._wide(axes)]
 
+    def weights(self, *axes: str) -> tuple[float, ...]:
+        """Of the ranks of `along(*axes)`: the products of theirs along each axis; () where all are equal."""
+        if not any(axis in self._weights for axis in axes):
+            return ()
+        each = (self._weights.get(axis, (1.0,) * self.sizes[axis]) for axis in AXES if axis in axes)
+        return tuple(prod(own) for own in product(*each))
+
     def groups(self) -> Iterator[tuple[Axes, Group]]:
         """This rank's groups, with the axes along which each lies."""
         yield from self._groups.items()
@@ -77,20 +93,24 @@ class Mesh:
         return number
 
 
-def make_mesh(world: Group, sizes: Mapping[str, int] | None = None, wrap: Wrap | None = None) -> Mesh:
+def make_mesh(
+    world: Group, sizes: Mapping[str, int] | None = None, wrap: Wrap | None = None, weights: Weights | None = None
+) -> Mesh:
     """Arrange the ranks of `world`; a collective. `sizes`: ranks along each axis; those left out have one, and `tp`
-    (left out or 0) has all that the others leave. `wrap`: what is put around every group (`own_group.py`).
+    (left out or 0) has all that the others leave. `wrap`: what is put around every group (`own_group.py`). `weights`:
+    of the ranks along axes where they are unequal, {"tp": [2, 1]}.
 
-    Raises ConfigError when the sizes don't make the number of ranks, and for a group whose sums layers would pass by.
+    Raises ConfigError when the sizes don't make the number of ranks, for weights that don't fit them, and for a group
+    whose sums layers would pass by.
     """
     around = wrap or (lambda group: group)
     whole = around(world)
     refuse_bypassed(whole)
     whole_sizes = mesh_sizes(sizes or {}, world.size)
-    return Mesh(whole, whole_sizes, lambda color, rank, size: around(world.split(color, rank)))
+    return Mesh(whole, whole_sizes, lambda color, rank, size: around(world.split(color, rank)), weights)
 
 
-def abstract_mesh(sizes: Mapping[str, int], rank: int = 0, ranks: int = 0) -> Mesh:
+def abstract_mesh(sizes: Mapping[str, int], rank: int = 0, ranks: int = 0, weights: Weights | None = None) -> Mesh:
     """The mesh as `rank` sees it where no rank runs: to look at layouts of thousands of ranks. `ranks`: how many there
     would be, of which tp = 0 takes what the other axes leave (0: the product of the sizes).
 
@@ -100,7 +120,7 @@ def abstract_mesh(sizes: Mapping[str, int], rank: int = 0, ranks: int = 0) -> Me
     if not 0 <= rank < ranks:
         raise UsageError(f"rank {rank} is not in a mesh of {_ranks(ranks)}")
     world = _AbstractGroup(rank, ranks) if ranks > 1 else SerialGroup()
-    return Mesh(world, mesh_sizes(sizes, ranks), lambda color, rank, size: _AbstractGroup(rank, size))
+    return Mesh(world, mesh_sizes(sizes, ranks), lambda color, rank, size: _AbstractGroup(rank, size), weights)
 
 
 class _AbstractGroup(ObservedGroup):

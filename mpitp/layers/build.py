@@ -105,11 +105,15 @@ class Builder:
 
     def entry(self) -> EntryPair:
         """What stands before a column-parallel product."""
-        return GatherFromSP(self.site.tp) if self.site.sequence_parallel else CopyToTP(self.site.summation())
+        if not self.site.sequence_parallel:
+            return CopyToTP(self.site.summation())
+        return GatherFromSP(self.site.tp, weights=self.site.mesh.weights("tp"))
 
     def exit(self, summation: Summation) -> ExitPair:
         """What stands after a row-parallel product. `summation`: how it adds where every rank gets the whole."""
-        return ReduceScatterToSP(self.site.tp) if self.site.sequence_parallel else ReduceFromTP(summation)
+        if not self.site.sequence_parallel:
+            return ReduceFromTP(summation)
+        return ReduceScatterToSP(self.site.tp, weights=self.site.mesh.weights("tp"))
 
     def keys(self) -> Keys:
         """How queries meet their keys."""

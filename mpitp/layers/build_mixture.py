@@ -60,7 +60,9 @@ def _experts(build: Builder, names: Sequence[str], sizes: MixtureSizes, *, down:
 
 def _exchange(site: Site, num_experts: int) -> Exchange:
     group = site.mesh["ep"]
-    return StayHere() if group.size == 1 else ExchangeOverEp.over(group, num_experts)
+    if group.size == 1:
+        return StayHere()
+    return ExchangeOverEp.over(group, num_experts, site.mesh.weights("ep"))
 
 
 def _shared(build: Builder, sizes: MixtureSizes) -> SharedExpert:

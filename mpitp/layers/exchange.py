@@ -1,6 +1,6 @@
 r"""How rows reach the experts that they go to, and come back: nobody moves, or an all-to-all over ep.
 
-Experts are dealt to the ranks of ep raggedly (`split_evenly`: any number of experts on any number of ranks; some may
+Experts are dealt to the ranks of ep raggedly (any number of experts on any number of ranks; some may
 have none). Each of these ranks has tokens of its own, other microbatches, as the ranks of dp have (Lepikhin et al.
 2020; Fedus et al. 2022): attention and all else is done once a token. A rank's rows, sorted by expert, are cut where
 the next rank's experts begin:
@@ -33,7 +33,7 @@ from mpitp.comm.group import Group, Pending
 from mpitp.errors import PlacementError
 from mpitp.layers.array_type import VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD, Send
-from mpitp.layers.partition import split_evenly
+from mpitp.layers.partition import split_by_weight, split_evenly
 from mpitp.layers.placement import Cut
 
 MOST_LEGS = 2  # more of them hide little more: of n legs, the last one's way back is behind nothing
@@ -130,10 +130,12 @@ class ExchangeOverEp(Exchange):
     axis: str = "ep"
 
     @classmethod
-    def over(cls, group: Group, num_experts: int) -> ExchangeOverEp:
-        """Experts dealt evenly; several legs where they hide something, and a rank has several experts."""
-        spans = split_evenly(num_experts, group.size)
-        return cls(group, spans, min(MOST_LEGS, len(spans[0])) if group.in_background else 1)
+    def over(cls, group: Group, num_experts: int, weights: Sequence[float] = ()) -> ExchangeOverEp:
+        """Experts dealt by weight (none: evenly); several legs where they hide something, and a rank has several
+        experts.
+        """
+        spans = split_by_weight(num_experts, group.size, weights)
+        return cls(group, spans, min(MOST_LEGS, max(map(len, spans))) if group.in_background else 1)
 
     def plan(self, counts: np.ndarray) -> Trip:
         of_source = np.stack(self.group.all_to_all([counts[span.start : span.stop] for span in self.spans]))

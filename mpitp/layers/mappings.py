@@ -36,7 +36,7 @@ from mpitp.backend.arrays import Array, array_module
 from mpitp.comm.group import Group, Pending
 from mpitp.layers.array_type import INVARIANT, PARTIAL, REPLICATE, VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD, Send
-from mpitp.layers.partition import split_evenly
+from mpitp.layers.partition import split_by_weight
 from mpitp.layers.summation import Summation, local_sum
 
 
@@ -152,10 +152,14 @@ class ReduceFromTP(ExitPair):
 
 @dataclass(frozen=True, slots=True)
 class GatherFromSP(EntryPair):
-    """Forward: every rank uses the rows of all. Backward: the ranks' dx are summed, each rank keeps its own rows."""
+    """Forward: every rank uses the rows of all. Backward: the ranks' dx are summed, each rank keeps its own rows.
+
+    `weights`: by which rows are dealt (none: evenly).
+    """
 
     group: Group
     axis: str = "tp"
+    weights: tuple[float, ...] = ()
 
     def forward(self, x: Array) -> Array:
         return self.group.all_gather(x)  # [t/tp, h] -> [t, h]
@@ -164,7 +168,7 @@ class GatherFromSP(EntryPair):
         return self.group.empty(shape, like.dtype, array_module(like))
 
     def start_backward(self, dx_partials: Sequence[Array], like: Array) -> Pending:
-        return _start_scatter(self.group, dx_partials, like)
+        return _start_scatter(self.group, self.weights, dx_partials, like)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         incoming.expect(self.axis, VARYING, "what is gathered from all ranks", "each rank needs its own rows of tokens")
@@ -178,13 +182,17 @@ class GatherFromSP(EntryPair):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatterToSP(ExitPair):
-    """Forward: the ranks' partial y are summed, each rank keeps its own rows. Backward: dy of all rows."""
+    """Forward: the ranks' partial y are summed, each rank keeps its own rows. Backward: dy of all rows.
+
+    `weights`: by which rows are dealt (none: evenly).
+    """
 
     group: Group
     axis: str = "tp"
+    weights: tuple[float, ...] = ()
 
     def forward(self, y_partials: Sequence[Array], like: Array) -> Array:
-        return _start_scatter(self.group, y_partials, like).wait()  # [t, h] -> [t/tp, h]
+        return _start_scatter(self.group, self.weights, y_partials, like).wait()  # [t, h] -> [t/tp, h]
 
     def start_forward(self, y_partials: Sequence[Array], out: Array) -> Pending:
         raise NotImplementedError("a piece of the rows can't be made by itself: it isn't a share of every rank")
@@ -207,10 +215,11 @@ class ReduceScatterToSP(ExitPair):
         return forward, Send(BACKWARD, "all_gather", width, "t/p h s", self.axis)
 
 
-def _start_scatter(group: Group, partials: Sequence[Array], like: Array) -> Pending:
+def _start_scatter(group: Group, weights: Sequence[float], partials: Sequence[Array], like: Array) -> Pending:
     """Start summing all ranks' partials [t, h], of which this rank gets its rows. Partials are given away."""
     total = local_sum(partials, like)
-    return group.start_reduce_scatter(total, [len(rows) for rows in split_evenly(len(total), group.size)])
+    rows = split_by_weight(len(total), group.size, weights)
+    return group.start_reduce_scatter(total, [len(own) for own in rows])
 
 
 @dataclass(frozen=True, slots=True)

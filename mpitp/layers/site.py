@@ -93,13 +93,15 @@ class Site:
         return OrderedSum(group) if self.num_blocks else LibrarySum(group)
 
     def share(self, units: int, axis: str = "tp") -> Share:
-        """This rank's share of `units`."""
+        """This rank's share of `units`, by the weights of the ranks along `axis` where the mesh has such."""
         group = self.mesh[axis]
-        return share_of(units, group.rank, group.size, self.num_blocks)
+        return share_of(units, group.rank, group.size, self.num_blocks, self.mesh.weights(axis))
 
     def token_share(self, tokens: int) -> range:
         """Which of the rows of tokens lie on this rank between the cut products: all, unless `sequence_parallel`."""
-        return piece_of(tokens, self.tp.rank, self.tp.size) if self.sequence_parallel else range(tokens)
+        if not self.sequence_parallel:
+            return range(tokens)
+        return piece_of(tokens, self.tp.rank, self.tp.size, self.mesh.weights("tp"))
 
     @property
     def shard_axes(self) -> tuple[str, ...]:
@@ -113,12 +115,13 @@ class Site:
 
     def share_of_few(self, units: int) -> Share:
         """This rank's share of units that may be fewer than the blocks: classes."""
-        return share_of(units, self.tp.rank, self.tp.size, min(self.num_blocks, units))
+        blocks = min(self.num_blocks, units)
+        return share_of(units, self.tp.rank, self.tp.size, blocks, self.mesh.weights("tp"))
 
     def heads(self, heads: int, kv_heads: int, axis: str = "tp") -> HeadShare:
         """This rank's attention heads."""
         group = self.mesh[axis]
-        return share_heads(heads, kv_heads, group.rank, group.size, self.num_blocks)
+        return share_heads(heads, kv_heads, group.rank, group.size, self.num_blocks, self.mesh.weights(axis))
 
     def placement(self, parts: Sequence[Part], fused: int = 0, partial: Sequence[str] = ()) -> Placement:
         """Where a parameter with these parts lies. `partial`: axes along which its gradient is a summand besides those

@@ -33,14 +33,22 @@ class Cutting:
     chunks: int = 1
     blocks: tuple[int, ...] = ()
 
-    def deal(self, costs: Costs, stages: int) -> tuple[range, ...]:
-        """The blocks of each part. Raises ConfigError for what can't be dealt so."""
+    def deal(self, costs: Costs, stages: int, weights: Sequence[float] = ()) -> tuple[range, ...]:
+        """The blocks of each part. `weights`: of the stages, by which costs are dealt (none: evenly).
+
+        Raises ConfigError for what can't be dealt so.
+        """
         count, parts = len(costs.blocks), stages * self.chunks
         if self.blocks:
             self._check(count, stages)
+            if weights:
+                raise ConfigError(
+                    f"mesh.stages = {list(self.blocks)} says which blocks each part has, and so does mesh.shares along "
+                    f"pp = {list(weights)}; leave out one of the two"
+                )
         elif parts > count:
             raise ConfigError(_too_many(stages, self.chunks, count))
-        counts = self.blocks or deal_by_cost(costs, parts)
+        counts = self.blocks or deal_by_cost(costs, parts, weights)
         stops = list(accumulate(counts))
         return tuple(range(stop - own, stop) for own, stop in zip(counts, stops, strict=True))
 
@@ -79,16 +87,18 @@ class Costs:
     last: float
 
 
-def deal_by_cost(costs: Costs, parts: int) -> tuple[int, ...]:
+def deal_by_cost(costs: Costs, parts: int, weights: Sequence[float] = ()) -> tuple[int, ...]:
     """How many blocks each part gets: at least one each, except that the last may have the head alone.
 
     Of all ways, those whose dearest part is the cheapest; among these the one with the smallest sum of squares. By
-    dynamic programming over (parts dealt, blocks dealt): O(parts blocks^2).
+    dynamic programming over (parts dealt, blocks dealt): O(parts blocks^2). A part on a stage of weight w costs 1 / w
+    of what it does (the stages take turns: part i is on stage i mod stages).
     """
     sums = [0.0, *accumulate(costs.blocks)]
 
     def cost(part: int, start: int, stop: int) -> float:
-        return sums[stop] - sums[start] + costs.first * (part == 0) + costs.last * (part == parts - 1)
+        whole = sums[stop] - sums[start] + costs.first * (part == 0) + costs.last * (part == parts - 1)
+        return whole / weights[part % len(weights)] if weights else whole
 
     limit, _ = _best(parts, len(costs.blocks), lambda before, part, *blocks: max(before, cost(part, *blocks)))
 
@@ -144,7 +154,7 @@ def chosen_chunks(types: Mapping[str, TypedLayer], costs: Mapping[str, float], s
     stages, stage, names = site.mesh.sizes["pp"], site.mesh.coordinates["pp"], list(costs)
     if stages == 1:
         return [(tuple(names), site.batch_type)]
-    blocks = cutting.deal(costs_of(costs), stages)
+    blocks = cutting.deal(costs_of(costs), stages, site.mesh.weights("pp"))
     return [(own, types[own[0]].incoming) for own in names_of_parts(names, blocks)[stage::stages]]
 
 

@@ -82,12 +82,12 @@ def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
         )
     data = open_data(config) if Path(config.data.train).exists() else None
     decoder = model_config(config, data)
-    check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks))
+    check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks, config.mesh.weights))
     models: dict[Hashable, CausalLM] = {}
     found: dict[Hashable, RankMemory] = {}
     memories = []
     for rank in range(ranks):
-        mesh = abstract_mesh(mesh_sizes(config), rank, ranks)
+        mesh = abstract_mesh(mesh_sizes(config), rank, ranks, config.mesh.weights)
         place = tuple(number for axis, number in mesh.coordinates.items() if axis not in ("dp", "ep"))
         if place not in models:
             models[place] = _model(config, decoder, mesh)
@@ -120,20 +120,16 @@ def _step_plan(config: RunConfig, actions: Sequence) -> StepPlan:
 
 
 def _own_actions(config: RunConfig, mesh: Mesh) -> Sequence:
-    pp, dp = mesh["pp"], mesh.along("dp", "ep")
-    return _actions(config, (pp.rank, pp.size), (dp.rank, dp.size))
-
-
-def _actions(config: RunConfig, stage: tuple[int, int], replica: tuple[int, int]) -> Sequence:
-    """What this stage does in a step; nothing where there is one alone."""
+    """What a rank's stage does in a step; nothing where there is one alone."""
     from mpitp.pipeline.schedules import make_schedule
     from mpitp.train.deal import Deal
     from mpitp.train.setup import num_microbatches
 
-    if stage[1] == 1:
+    stages = mesh.sizes["pp"]
+    if stages == 1:
         return ()
-    count = len(Deal(*replica).of(num_microbatches(config)))
-    return make_schedule(config.mesh.schedule, stage[1], count, config.mesh.num_chunks)[stage[0]]
+    count = len(Deal.on(mesh).of(num_microbatches(config)))
+    return make_schedule(config.mesh.schedule, stages, count, config.mesh.num_chunks)[mesh.coordinates["pp"]]
 
 
 def table(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
@@ -157,6 +153,8 @@ def table(config: RunConfig, ranks: Sequence[RankMemory]) -> list[str]:
         place = " ".join(f"{axis} {number}" for axis, number in memory.coordinates.items() if axis in shared)
         numbers = " ".join(f"{number / 1e6:11.2f}" for number in _numbers(memory))
         lines.append(f"{name:10} {place:16} {numbers} {memory.in_flight:9}")
+    if config.mesh.shares == "measured":
+        lines += ["", "mesh.shares are measured when the run starts: equal ones are counted here"]
     total = sum(memory.total for memory in ranks)
     return [*lines, "", f"together {total / 1e6:.2f} MB, the largest rank {max(m.total for m in ranks) / 1e6:.2f} MB"]
 

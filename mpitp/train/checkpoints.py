@@ -19,7 +19,7 @@ from mpitp.checkpoint.manifest import FORMAT
 from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.checkpoint.training import ArraysAs, BackgroundSave, Contents, Save, frozen, load_arrays
 from mpitp.comm.group import Group
-from mpitp.config import SECTIONS, RunConfig
+from mpitp.config import SECTIONS, SHARED_AXES, RunConfig
 from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, FileError
 from mpitp.layers.param import Param
@@ -41,7 +41,7 @@ MAY_CHANGE = (
     "train.invariant", "train.invariant_blocks", "model.from", "model.config", "model.save_dtype", "data.train",
     "data.valid", "data.valid_sequences", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.ep", "mesh.cp",
     "mesh.cp_form", "mesh.sequence_parallel", "mesh.schedule", "mesh.chunks", "mesh.stages",
-    "mesh.plan", "mesh.machine", "mesh.group",
+    "mesh.plan", "mesh.machine", "mesh.group", "mesh.shares", *(f"mesh.shares.{axis}" for axis in SHARED_AXES),
     "optim.lr", "optim.clip_norm", "optim.zero", "optim.bucket_mib",
     "optim.weight_decay", "optim.warmup_steps", "optim.schedule", "optim.min_lr", "checkpoint.every", "checkpoint.keep",
     "checkpoint.background",

@@ -42,6 +42,7 @@ from mpitp.train.setup import (
     run_site,
     schedule,
 )
+from mpitp.train.shares import with_shares
 from mpitp.train.stages import check_layout, make_runner
 from mpitp.train.step import StepResult, TrainStep, quiet_overflow
 from mpitp.train.stop import Deadline, StopSignals, agreed_reason
@@ -85,7 +86,7 @@ def train(
             f"mesh.plan = {config.mesh.plan!r}: this run has no layout yet; `mpitp train` finds one first "
             "(mpitp.plan.auto.planned)"
         )
-    task = _opened(config, world)
+    config, task = _opened(config, world, device)
     directory = RunDirectory(config)
     with contextlib.ExitStack() as stack:
         plan = on_first_rank(world, lambda: directory.take(resume, f"{FOLDER}*", stack))
@@ -114,16 +115,19 @@ def _result(losses: Sequence[float], valid: Any, directory: Path) -> RunResult:
     return RunResult(first_loss, last_loss, valid.loss, directory, valid.accuracy, valid.exact)
 
 
-def _opened(config: RunConfig, world: Group) -> Task:
-    """The data and the model they are for, checked; what is worth knowing about them is told."""
+def _opened(config: RunConfig, world: Group, device: Device) -> tuple[RunConfig, Task]:
+    """The data and the model they are for, checked; what is worth knowing about them is told. The run with it, as it is
+    dealt to the ranks.
+    """
     task = together(world, lambda: open_task(config))
     if world.rank == 0:
         tell(task.notices())
     check_own_group(config, world)
+    config = with_shares(config, task.model_config.hidden_size, world, device)
     mesh = run_mesh(config, world)
     check_layout(config, task.source, mesh)
     task.check(world)
-    return task
+    return config, task
 
 
 class TrainLoop:

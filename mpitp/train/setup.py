@@ -110,7 +110,8 @@ def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
 
 def run_mesh(config: RunConfig, world: Group) -> Mesh:
     """The mesh that the run file asks for. Raises ConfigError when the job has another number of ranks."""
-    return make_mesh(world, mesh_sizes(config), load_group(config.mesh.group) if config.mesh.group else None)
+    wrap = load_group(config.mesh.group) if config.mesh.group else None
+    return make_mesh(world, mesh_sizes(config), wrap, config.mesh.weights)
 
 
 def check_own_group(config: RunConfig, world: Group) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from mpitp.comm.mesh import Mesh
@@ -13,6 +14,7 @@ from mpitp.models.config import DecoderConfig
 from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import PlainRunner, Progress, Runner
 from mpitp.pipeline.runner import PipelineRunner
+from mpitp.train.deal import Deal
 from mpitp.train.setup import num_microbatches, run_source
 
 
@@ -58,12 +60,29 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
         )
     source.check(make_site(mesh))
     count, replicas, stages = num_microbatches(config), config.mesh.replicas, config.mesh.pp
+    if mesh.weights("dp", "ep"):
+        _check_unequal(config, Deal.on(mesh).counts(count))
+        return
     if config.mesh.schedule == "interleaved" and count % (replicas * stages):
         raise ConfigError(_not_in_rounds(config, count))
     if count // replicas < stages:
         raise ConfigError(_too_few(config, count))
     if config.optim.zero == 3 and count % replicas:
         raise ConfigError(_not_alike(config, count))
+
+
+def _check_unequal(config: RunConfig, counts: Sequence[int]) -> None:
+    """The same of replicas that mesh.shares deals microbatches to by weight."""
+    stages, told = config.mesh.pp, f"mesh.shares deals {sum(counts)} microbatches as {list(counts)} to the replicas"
+    if config.mesh.schedule == "interleaved" and any(count % stages for count in counts):
+        raise ConfigError(f"{told}, but schedule interleaved takes them in rounds of {stages}; use another schedule")
+    if min(counts) < stages:
+        raise ConfigError(
+            f"{told}, but mesh.pp = {stages} stages need at least {stages} each; a larger train.global_batch_size, a "
+            "smaller train.micro_batch_size or weights nearer to one another would do"
+        )
+    if config.optim.zero == 3 and len(set(counts)) > 1:
+        raise ConfigError(f"{told}, but optim.zero = 3 beside mesh.pp needs as many on each; optim.zero = 2 would do")
 
 
 def _too_few(config: RunConfig, count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,15 +77,22 @@ def _random_pairs(
     return Batch(tokens, rows, random.integers(0, config.vocab_size, len(tokens)), state, source=source)
 
 
-def with_edges(batch: Batch, config: AnyConfig, blocks: int, ranks: int, first_sample: int = 0) -> Batch:
+def with_edges(
+    batch: Batch,
+    config: AnyConfig,
+    blocks: int,
+    ranks: int,
+    first_sample: int = 0,
+    weights: Sequence[float] = (),
+) -> Batch:
     """The batch, and behind it sequences of the first and last id of every rank's and every block's rows of the
     vocabulary, each as input and as target: a fault at the edge of a shard shows only there. `ranks`: along tp;
-    `blocks`: of invariant mode, 0 for none. `first_sample`: the lowest number that no sample of the step has; 0: that
-    of the batch's runs. Images have no vocabulary.
+    `weights`: theirs; `blocks`: of invariant mode, 0 for none. `first_sample`: the lowest number that no sample of the
+    step has; 0: that of the batch's runs. Images have no vocabulary.
     """
     if isinstance(config, VisionConfig):
         return batch
-    shares = [share_of(config.vocab_size, rank, ranks, blocks) for rank in range(ranks)]
+    shares = [share_of(config.vocab_size, rank, ranks, blocks, weights) for rank in range(ranks)]
     edges = sorted({edge for share in shares for rows in share.blocks if rows for edge in (rows[0], rows[-1])})
     most = config.max_positions or len(edges)
     texts = [np.array(edges[first : first + most], np.int64) for first in range(0, len(edges), most)]

@@ -139,7 +139,8 @@ def _compared(args: argparse.Namespace, group: Group, device: Device) -> tuple[R
         tell(source.model.config.notices)
     batches, tolerance = make_batches(), _tolerance(args, source)
     samples = 1 + max(run.sample for batch in batches for run in batch.rows.runs)
-    batches[0] = with_edges(batches[0], source.model.config, source.invariant_blocks, site.tp.size, samples)
+    weights = site.mesh.weights("tp")
+    batches[0] = with_edges(batches[0], source.model.config, source.invariant_blocks, site.tp.size, samples, weights)
     if args.against_reference:
         report = _against_reference(group, source.make(site), args.against_reference, tolerance)
     else:

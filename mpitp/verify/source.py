@@ -47,6 +47,7 @@ from mpitp.train.setup import (
     run_source,
     step_batches,
 )
+from mpitp.train.shares import with_shares
 from mpitp.train.stages import check_layout, make_runner
 from mpitp.train.step import TrainStep
 from mpitp.verify.batches import random_batch
@@ -78,9 +79,10 @@ class Source:
 
     def site(self, group: Group, device: Device) -> Site:
         """All ranks of a group, as the layout that is checked."""
-        mesh = make_mesh(group) if self.run is None else run_mesh(self.run, group)
-        if self.run is not None:
-            check_own_group(self.run, group)
+        if self.run is None:
+            return self.site_on(make_mesh(group), device)
+        check_own_group(self.run, group)
+        mesh = run_mesh(with_shares(self.run, self.model.config.hidden_size, group, device), group)
         self._check_stages(mesh)
         return self.site_on(mesh, device)
 

@@ -19,7 +19,7 @@ from tests.models.model_cases import CONFIGS, RAW
 from tests.sharded import assert_same_bits, fill, weights
 
 
-def brute_force(costs: Costs, parts: int) -> tuple[float, float]:
+def brute_force(costs: Costs, parts: int, weights: tuple[float, ...] = (1.0,)) -> tuple[float, float]:
     """The cheapest dearest part, and the smallest sum of squares of all dealings that have it."""
     count, found = len(costs.blocks), []
     for cuts in itertools.combinations_with_replacement(range(count + 1), parts - 1):
@@ -28,6 +28,7 @@ def brute_force(costs: Costs, parts: int) -> tuple[float, float]:
         if min(sizes[:-1], default=1) >= 1:
             sums = [sum(costs.blocks[start:stop]) for start, stop in itertools.pairwise(bounds)]
             sums[0], sums[-1] = sums[0] + costs.first, sums[-1] + costs.last
+            sums = [x / weights[i % len(weights)] for i, x in enumerate(sums)]
             found.append((max(sums), sum(x**2 for x in sums)))
     return min(found)
 
@@ -43,6 +44,28 @@ def test_blocks_are_dealt_by_cost(parts: int, ends: tuple[float, float]) -> None
         sums = [sum(blocks[start:stop]) for start, stop in itertools.pairwise(stops)]
         sums[0], sums[-1] = sums[0] + costs.first, sums[-1] + costs.last
         assert (max(sums), sum(x**2 for x in sums)) == pytest.approx(brute_force(costs, parts))
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (3.0, 1.0), (0.5, 0.5), (1.0, 2.0, 0.25)])
+def test_blocks_are_dealt_by_cost_and_by_weight(weights: tuple[float, ...]) -> None:
+    """Part i is on stage i mod stages: of two stages with two parts each, the first has parts 0 and 2."""
+    costs = Costs(0.5, (1.0, 2.0, 5.0, 1.0, 3.0, 2.0), 2.0)
+    for parts in (len(weights), 2 * len(weights)):
+        stops = list(itertools.accumulate(deal_by_cost(costs, parts, weights), initial=0))
+        sums = [sum(costs.blocks[start:stop]) for start, stop in itertools.pairwise(stops)]
+        sums[0], sums[-1] = sums[0] + costs.first, sums[-1] + costs.last
+        seconds = [x / weights[i % len(weights)] for i, x in enumerate(sums)]
+        assert (max(seconds), sum(x**2 for x in seconds)) == pytest.approx(brute_force(costs, parts, weights))
+
+
+def test_a_slow_stage_has_fewer_blocks() -> None:
+    costs = Costs(0.0, (1.0,) * 9, 0.0)
+    assert Cutting().deal(costs, 2, (2.0, 1.0)) == (range(6), range(6, 9))
+    assert Cutting(1, (8, 1)).deal(costs, 2) == (range(8), range(8, 9))
+    with pytest.raises(
+        ConfigError, match=r"mesh.stages = \[8, 1\] says .*, and so does mesh.shares along pp = \[2.0, 1"
+    ):
+        Cutting(1, (8, 1)).deal(costs, 2, (2.0, 1.0))
 
 
 def test_a_heavy_head_stands_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.comm import Group, run_threads
+from mpitp.comm import Group, make_mesh, run_threads
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
@@ -42,6 +42,7 @@ class Case:
     biases: bool  # of Llama; GPT-2 has them
     tied: bool
     dropout: float
+    weights: tuple[int, ...] = ()  # one for each rank, of which some may be 0; none: equal ones
 
     def config(self) -> DecoderConfig:
         is_gpt2 = self.family == "gpt2"
@@ -102,7 +103,9 @@ def check(promise: Callable[[Case], None], case: Case) -> None:
 
 def make_model(group: Group, case: Case, dtype: str, blocks: int) -> CausalLM:
     """The case's model, every parameter random."""
-    model = build_model(case.config(), make_site(group, dtype=dtype, invariant_blocks=blocks))
+    own = case.weights[: group.size] if group.size > 1 else ()  # the invariant mode has no more ranks than blocks
+    mesh = make_mesh(group, weights={"tp": own} if any(own) else {})
+    model = build_model(case.config(), make_site(mesh, dtype=dtype, invariant_blocks=blocks))
     fill(model.named_params(), std=0.3)
     return model
 

@@ -30,9 +30,11 @@ def cases(draw: st.DrawFn, least_head_dim: int = 1) -> Case:
     family = draw(st.sampled_from(["gpt2", "llama"]))
     kv_heads, group_size = draw(st.integers(1, 6)), draw(st.integers(1, 4)) if family == "llama" else 1
     ffn, vocab = draw(st.integers(1, 20)), draw(st.integers(2, 40))
+    ranks = draw(st.integers(1, 6))
+    weights = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).map(tuple)
     return Case(
         family=family,
-        ranks=draw(st.integers(1, 6)),
+        ranks=ranks,
         blocks=draw(st.integers(1, min(kv_heads * group_size, ffn, vocab))),
         kv_heads=kv_heads,
         group_size=group_size,
@@ -45,6 +47,7 @@ def cases(draw: st.DrawFn, least_head_dim: int = 1) -> Case:
         biases=draw(st.booleans()),
         tied=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.3])),
+        weights=draw(st.just(()) | weights),
     )
 
 
