@@ -95,15 +95,14 @@ def test_rounds_of_microbatches(count: int, weights: tuple[float, ...], expected
 
 
 def test_measured_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first rank decides from all ranks' speeds, and says what; every rank deals by it."""
-    monkeypatch.setattr(speeds, "_rounds_a_second", lambda one_round: one_round() or next(paces))
-    paces = iter([10.0, 10.0, 30.0, 20.0])  # the best window of each rank counts, in whatever order they come
-    monkeypatch.setattr(speeds, "WINDOWS", 1)
+    """The first rank decides and says what, whatever another one thinks that it has seen."""
+    seen = lambda group, device, dtype, width: [0.5, 1.0, 0.5 + group.rank, 1.0]  # noqa: E731
+    monkeypatch.setattr(shares, "measure_speeds", seen)
     settings = config(tmp_path, tmp_path, mesh_shares="measured", mesh_dp=2, mesh_tp=2)
     found = run_threads(4, lambda group: with_shares(settings, 16, group, CpuDevice()).mesh.shares)
-    assert all(shares == found[0] for shares in found)
-    assert isinstance(found[0], dict) and set(found[0]) <= {"dp", "tp"}
-    assert capsys.readouterr().err.count("mesh.shares measured: speeds of the ranks") == 1
+    assert found == [{"tp": (0.5, 1.0)}] * 4
+    told = "mesh.shares measured: speeds of the ranks 0.50, 1.00, 0.50, 1.00; dealt by { tp = [0.5, 1.0] }"
+    assert capsys.readouterr().err.count(told) == 1
 
 
 def test_ranks_that_are_equally_fast_get_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
