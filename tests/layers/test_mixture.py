@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def test_legs_change_no_bit(model: str, ranks: int, monkeypatch: pytest.MonkeyPa
     found = []
     for num_legs in (1, 2, 3):
 
-        def over(group: Group, num_experts: int, legs: int = num_legs) -> ExchangeOverEp:
+        def over(group: Group, num_experts: int, weights: Sequence[float], legs: int = num_legs) -> ExchangeOverEp:
             return ExchangeOverEp(group, split_evenly(num_experts, group.size), legs)
 
         monkeypatch.setattr(ExchangeOverEp, "over", over)

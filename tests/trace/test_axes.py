@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_every_axis_sends_what_its_closed_form_says(
 
 
 def test_rows_in_several_legs_are_as_many_bytes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def over(group: Group, num_experts: int) -> ExchangeOverEp:
+    def over(group: Group, num_experts: int, weights: Sequence[float]) -> ExchangeOverEp:
         return ExchangeOverEp(group, split_evenly(num_experts, group.size), 2)
 
     monkeypatch.setattr(ExchangeOverEp, "over", over)
