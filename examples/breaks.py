@@ -1,21 +1,26 @@
 """What breaks, as a game: a fault is planted in a small model, tools show what it does, and you say what it is.
 
-The faults are mistakes of tensor parallelism (`planted_bugs.py`), on 2 ranks. You begin with 10 points; a tool costs
-one or two, a wrong answer three. `python examples/check.py breaks` takes one by chance, `breaks 7` number 7.
+The first faults are mistakes of tensor parallelism (`planted_bugs.py`), on 2 ranks; those behind them are made where
+several axes meet (`planted_layout_bugs.py`): a placement that isn't true, a conjugate that is missing or another one, a
+wrong share. You begin with 10 points; a tool costs one or two, a wrong answer three. `python examples/check.py breaks`
+takes one by chance, `breaks 7` number 7.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mpitp.verify.run
+from examples import layout_breaks as layouts
 from examples.planted_bugs import FAULTS, GPT2, LLAMA, Fault
+from examples.planted_layout_bugs import LAYOUT_FAULTS, LayoutFault
 from mpitp.comm import Group, run_threads
-from mpitp.comm.observed import GroupObserver, ObservedGroup
+from mpitp.comm.observed import ObservedGroup
+from mpitp.errors import PlacementError
 from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, config_from_hf, new_model
 from mpitp.models.config import Dropouts
@@ -25,13 +30,14 @@ from mpitp.verify.run import Report, Settings, verify
 from mpitp.verify.source import random_batch, shake
 
 RANKS, START, WRONG = 2, 10, 3
-NAMES = tuple(FAULTS)
+EVERY: dict[str, Fault | LayoutFault] = {**FAULTS, **LAYOUT_FAULTS}
+NAMES = tuple(EVERY)
 NUMBERS = tuple(str(number) for number in range(1, len(NAMES) + 1))
 HELP = """\
 verify     which rows of `mpitp verify` differ first, in each order      costs 1
 table      the first twelve rows that differ                             costs 1
 ledger     collectives of both passes, right and broken                  costs 1
-losses     the loss on 1, 2 and 3 ranks                                  costs 1
+losses     the loss of the broken model, and that on 1 rank              costs 1
 types      whether the types would have told beforehand                  costs 2
 a, b, c    your answer: which mistake                              wrong costs 3
 end        stop"""
@@ -43,13 +49,18 @@ class Game:
 
     number: int
     points: int = START
-    report: Report | None = None
+    report: Report | PlacementError | None = None
     seen: set[str] = field(default_factory=set)
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> Any:
         """The one that is planted."""
-        return FAULTS[NAMES[self.number - 1]]
+        return EVERY[NAMES[self.number - 1]]
+
+    @property
+    def where(self) -> str:
+        """The model and its ranks, in words."""
+        return f"{self.config.model_type}, tp {RANKS}"
 
     @property
     def config(self) -> Any:
@@ -63,50 +74,112 @@ class Game:
         shake(model, 12)
         return model
 
-    def verified(self) -> Report:
-        """What `mpitp verify` finds with the fault in place."""
+    def verified(self) -> Report | PlacementError:
+        """What `mpitp verify` finds with the fault in place, or how the types refuse it."""
         if self.report is None:
-            settings = Settings(default_tolerance("float64", is_exact=False), steps=1)
-            batch = random_batch(self.config, batch=3, seq=7, seed=12)
-
-            def run(group: Group) -> Report:
-                return verify(make_site(group, dtype="float64"), self.make, batch, settings)
-
             with self.fault.planted():
-                self.report = run_threads(RANKS, run)[0]
+                self.report = self.verify()
         return self.report
+
+    def verify(self) -> Report | PlacementError:
+        """The model in its layout against that on one rank."""
+        settings = Settings(default_tolerance("float64", is_exact=False), steps=1)
+        batch = random_batch(self.config, batch=3, seq=7, seed=12)
+
+        def run(group: Group) -> Report:
+            return verify(make_site(group, dtype="float64"), self.make, batch, settings)
+
+        return run_threads(RANKS, run)[0]
+
+    def calls(self) -> Mapping[str, int]:
+        """Rank 0's collectives of a forward and a backward pass."""
+        batch = random_batch(self.config, batch=3, seq=7, seed=12)
+
+        def run(group: Group) -> Counter[str]:
+            count = layouts.Count()
+            model = finished(self, make_site(ObservedGroup(group, count), dtype="float64"))
+            count.calls.clear()
+            _, ctx = model.loss_forward(batch)
+            model.loss_backward(ctx, 1.0)
+            return count.calls
+
+        return run_threads(RANKS, run)[0]
+
+    def losses(self) -> list[str]:
+        """Of the broken model at several numbers of ranks, a line each."""
+        batch = random_batch(self.config, batch=3, seq=7, seed=12)
+
+        def loss(group: Group) -> float:
+            return finished(self, make_site(group, dtype="float64")).loss_forward(batch)[0]
+
+        return [f"{ranks} rank(s)  {run_threads(ranks, loss)[0]:.12f}" for ranks in (1, 2, 3)]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether types tell before anything runs."""
+        return bool(self.fault.types)
+
+
+class LayoutGame(Game):
+    """A fault where several axes meet."""
+
+    @property
+    def where(self) -> str:
+        return layouts.layout_in_words(self.fault)
+
+    def verify(self) -> Report | PlacementError:
+        try:
+            return layouts.verified(self.fault)
+        except PlacementError as refused:
+            return refused
+
+    def calls(self) -> Mapping[str, int]:
+        try:
+            return layouts.calls_of(self.fault)
+        except PlacementError:
+            return {}
+
+    def losses(self) -> list[str]:
+        try:
+            found = zip(*layouts.losses_of(self.fault), strict=True)
+        except PlacementError as refused:
+            return [str(refused)]
+        return [
+            f"step {step}: 1 rank {alone:.12f}, the layout {own:.12f}" for step, (alone, own) in enumerate(found, 1)
+        ]
+
+    @property
+    def is_refused(self) -> bool:
+        return "types" in self.fault.seen
+
+
+def game_of(number: int) -> Game:
+    """A new game of the fault of this number."""
+    return (Game if number <= len(FAULTS) else LayoutGame)(number)
 
 
 def choices(number: int) -> list[str]:
     """The mistake that is planted and two that show elsewhere, in an order of the number's own."""
-    fault, order = FAULTS[NAMES[number - 1]], random.Random(number)
-    others = sorted({each.mistake for each in FAULTS.values() if each.seen != fault.seen})
+    fault, order = EVERY[NAMES[number - 1]], random.Random(number)
+    kind = FAULTS if number <= len(FAULTS) else LAYOUT_FAULTS
+    others = sorted({each.mistake for each in kind.values() if each.seen != fault.seen})
     picked = [fault.mistake, *order.sample(others, 2)]
     order.shuffle(picked)
     return picked
 
 
 def show_verify(game: Game) -> str:
-    return summary(game.verified(), [], RANKS)
+    found = game.verified()
+    return f"refused: {found}" if isinstance(found, PlacementError) else summary(found, [], RANKS)
 
 
 def show_table(game: Game) -> str:
-    rows = [row for row in game.verified().rows if not row.ok]
+    found = game.verified()
+    if isinstance(found, PlacementError):
+        return "no row: the types refuse the model before anything is computed"
+    rows = [row for row in found.rows if not row.ok]
     lines = [f"{row.name:<30}{KINDS[row.kind]:<26}{row.largest_rel:9.1e}" for row in rows[:12]]
     return "\n".join([*lines, f"... and {len(rows) - 12} more"] if len(rows) > 12 else lines)
-
-
-class Count(GroupObserver):
-    """How often each collective was called."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-
-    def around_collective(self, call: Any, arrays: Any, group: Any, run: Callable[[], Any]) -> Any:
-        op = call.op.removeprefix("start ")
-        if not op.startswith("wait"):
-            self.calls[f"{op}({call.detail}) {list(call.shape)}"] += 1
-        return run()
 
 
 def finished(game: Game, site: Site) -> CausalLM:
@@ -116,41 +189,25 @@ def finished(game: Game, site: Site) -> CausalLM:
     return model
 
 
-def calls_of(game: Game) -> Counter[str]:
-    """Rank 0's collectives of a forward and a backward pass."""
-    batch = random_batch(game.config, batch=3, seq=7, seed=12)
-
-    def run(group: Group) -> Counter[str]:
-        count = Count()
-        model = finished(game, make_site(ObservedGroup(group, count), dtype="float64"))
-        count.calls.clear()
-        _, ctx = model.loss_forward(batch)
-        model.loss_backward(ctx, 1.0)
-        return count.calls
-
-    return run_threads(RANKS, run)[0]
-
-
 def show_ledger(game: Game) -> str:
-    right = calls_of(game)
+    right = game.calls()
     with game.fault.planted():
-        broken = calls_of(game)
-    lines = [f"{'collective':<50}{'right':>7}{'broken':>8}"]
-    return "\n".join(lines + [f"{name:<50}{right[name]:>7}{broken[name]:>8}" for name in sorted(right | broken)])
+        broken = game.calls()
+    if not broken:
+        return "nothing runs: the types refuse the model"
+    names = sorted({*right, *broken})
+    width = max(50, *(len(name) + 2 for name in names))
+    lines = [f"{'collective':<{width}}{'right':>7}{'broken':>8}"]
+    return "\n".join(lines + [f"{name:<{width}}{right.get(name, 0):>7}{broken.get(name, 0):>8}" for name in names])
 
 
 def show_losses(game: Game) -> str:
-    batch = random_batch(game.config, batch=3, seq=7, seed=12)
-
-    def loss(group: Group) -> float:
-        return finished(game, make_site(group, dtype="float64")).loss_forward(batch)[0]
-
     with game.fault.planted():
-        return "\n".join(f"{ranks} rank(s)  {run_threads(ranks, loss)[0]:.12f}" for ranks in (1, 2, 3))
+        return "\n".join(game.losses())
 
 
 def show_types(game: Game) -> str:
-    return "they tell: a pair is missing, doubled or of another kind" if game.fault.types else "they see nothing"
+    return "they tell: the composition isn't one of true types" if game.is_refused else "they see nothing"
 
 
 TOOLS: dict[str, tuple[int, Callable[[Game], str]]] = {
@@ -164,9 +221,9 @@ TOOLS: dict[str, tuple[int, Callable[[Game], str]]] = {
 
 def play(number: str | None, lines: Iterator[str]) -> None:
     """One fault, until it is named or the answers end."""
-    game = Game(int(number or random.randint(1, len(NAMES))))
+    game = game_of(int(number or random.randint(1, len(NAMES))))
     offered = dict(zip("abc", choices(game.number), strict=True))
-    print(f"Fault {game.number} is planted in a {game.config.model_type} model on {RANKS} ranks. {START} points.\n")
+    print(f"Fault {game.number} of {len(NAMES)} is planted: {game.where}. {START} points.\n")
     print(HELP + "\n")
     print("\n".join(f"  {letter}  {mistake}" for letter, mistake in offered.items()))
     for line in lines:
@@ -189,12 +246,15 @@ def play(number: str | None, lines: Iterator[str]) -> None:
 def answered(game: Game, mistake: str) -> bool:
     """Whether it is the one; says so, and why."""
     if mistake == game.fault.mistake:
-        first = ", ".join(f"{KINDS[kind]} of {name}" for kind, name in game.fault.seen.items())
-        print(f"Right: {NAMES[game.number - 1]}. It shows first in: {first}.")
+        print(f"Right: {NAMES[game.number - 1]}. It shows first in: {first_of(game.fault)}.")
         print(f"SCORE  {max(game.points, 0)} of {START}")
         return True
     game.points -= WRONG
-    elsewhere = next(fault for fault in FAULTS.values() if fault.mistake == mistake)
-    first = ", ".join(f"{KINDS[kind]} of {name}" for kind, name in elsewhere.seen.items())
-    print(f"No: that one would show first in: {first}. {max(game.points, 0)} points left")
+    elsewhere = next(fault for fault in EVERY.values() if fault.mistake == mistake)
+    print(f"No: that one would show first in: {first_of(elsewhere)}. {max(game.points, 0)} points left")
     return False
+
+
+def first_of(fault: Fault | LayoutFault) -> str:
+    """Where it shows first, in each order."""
+    return ", ".join(f"{KINDS.get(kind, 'the types')} of {name}" for kind, name in fault.seen.items())

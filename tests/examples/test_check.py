@@ -113,17 +113,16 @@ def test_a_blank_of_a_notebook_is_checked(capsys: pytest.CaptureFixture[str]) ->
 def letter_of(number: int, *, right: bool = True) -> str:
     """Of the planted mistake, or of another one."""
     offered = dict(zip("abc", breaks.choices(number), strict=True))
-    mistake = FAULTS[breaks.NAMES[number - 1]].mistake
+    mistake = breaks.EVERY[breaks.NAMES[number - 1]].mistake
     return next(letter for letter, text in offered.items() if (text == mistake) == right)
 
 
 def test_the_game_offers_the_mistake_and_two_that_show_elsewhere() -> None:
     for number, name in enumerate(breaks.NAMES, 1):
-        offered, fault = breaks.choices(number), FAULTS[name]
+        offered, fault = breaks.choices(number), breaks.EVERY[name]
         assert len(set(offered)) == 3 and fault.mistake in offered
-        assert all(
-            other.seen != fault.seen for other in FAULTS.values() if other.mistake in set(offered) - {fault.mistake}
-        )
+        others = [each for each in breaks.EVERY.values() if each.mistake in set(offered) - {fault.mistake}]
+        assert all(other.seen != fault.seen for other in others)
 
 
 def test_a_game_by_pipe() -> None:
@@ -138,6 +137,31 @@ def test_a_game_by_pipe() -> None:
     assert done.stdout.endswith("SCORE  5 of 10\n")  # a tool is paid for once
 
 
+def test_a_game_of_a_layout_by_pipe() -> None:
+    number = 1 + breaks.NAMES.index("gradients averaged over replicas")
+    done = run("breaks", str(number), answers=f"verify\ntable\nledger\nlosses\n{letter_of(number)}\n")
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"Fault {number} of {len(breaks.NAMES)} is planted: gpt2, dp 2 x tp 2." in done.stdout
+    assert "along dp: " in done.stdout and "over 0.2 " in done.stdout and "step 2: 1 rank" in done.stdout
+    assert done.stdout.endswith("SCORE  6 of 10\n")
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "name", ["norms not partial", "tied table not summed over stages", "bias added before the scatter"]
+)
+def test_tools_show_faults_of_layouts(name: str) -> None:
+    game = breaks.game_of(1 + breaks.NAMES.index(name))
+    seen, said = breaks.EVERY[name].seen, breaks.show_verify(game)
+    assert next(iter(seen.values())) in said
+    if "types" in seen:
+        assert said.startswith("refused: ") and breaks.show_types(game).startswith("they tell")
+        assert "refuse" in breaks.show_ledger(game) and "refuse" in breaks.show_table(game)
+        assert breaks.show_losses(game).startswith("positions: ")
+    else:
+        assert "DIFFERENT" in said and breaks.show_types(game) == "they see nothing"
+
+
 def test_who_ends_is_told_what_it_was() -> None:
     done = run("breaks", "2", answers="end\n")
     assert done.stdout.endswith(f"It is: {FAULTS[breaks.NAMES[1]].mistake}\nSCORE  0 of 10\n")
@@ -145,7 +169,7 @@ def test_who_ends_is_told_what_it_was() -> None:
 
 @pytest.mark.parametrize("name", ["missing all-reduce forward", "stale KV head map", "replicas start differently"])
 def test_tools_show_every_kind_of_fault(name: str) -> None:
-    game = breaks.Game(1 + breaks.NAMES.index(name))
+    game = breaks.game_of(1 + breaks.NAMES.index(name))
     assert "DIFFERENT" in breaks.show_verify(game) and FAULTS[name].seen["y"] in breaks.show_table(game)
     losses = [float(line.split()[-1]) for line in breaks.show_losses(game).splitlines()]
     assert abs(losses[0] - losses[1]) > 1e-9 * losses[0]
