@@ -1,4 +1,4 @@
-"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, save, pipeline, axes, experts..."""
+"""The verb `mpitp bench`: train, decode, serve, allreduce, scaling, replicas, shares, save, pipeline, axes..."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ examples:
   mpitp launch -n 4 -- bench allreduce --group examples/your_own_all_reduce.py:Ring
   mpitp launch -n 2 -- bench scaling --out scaling.json --plot scaling.png
   mpitp launch -n 2 -- bench replicas                  data parallelism and ZeRO against ranks by themselves
+  mpitp launch -n 2 -- bench shares --slow 0.5         a slow rank, with equal shares and with measured ones
   mpitp launch -n 2 -- bench save --dir /scratch
   mpitp launch -n 2 -- bench axes                      all ranks along tp, pp or dp, beside what the bytes say
   mpitp launch -n 2 -- bench pipeline --microbatches 8   1F1B and zero-bubble against what their bubbles allow
@@ -77,6 +78,10 @@ _REPLICAS = """\
 Time optimizer steps of data-parallel replicas, without and with ZeRO 1, 2 and 3, and in turn with them a step of every
 rank by itself at the same time, and of one rank alone: N replicas can at best be N times as fast as one."""
 
+_SHARES = """\
+Time a step along tp whose last rank is slowed (stopped and let go by turns of milliseconds), dealt evenly and, in turn
+with that, by the ranks' measured speeds ([mesh] shares = "measured"). The losses of both are those of the same run."""
+
 _PIPELINE = """\
 Time the passes of a step (forward and backward of its microbatches) through a pipeline with a stage on each rank, by
 several schedules, and in turn with them one rank alone. A perfect pipeline of p stages takes the one rank's time / p /
@@ -102,6 +107,7 @@ the bytes exchanged against the closed form. scripts/bench_hosts -- experts runs
 
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}
 _REPLICAS_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 4096}
+_SHARES_SIZES = {"layers": 4, "hidden": 512, "heads": 12, "head-dim": 64, "vocab": 8192}
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
 _AXES_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 2048}
@@ -116,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(
         dest="what",
         required=True,
-        metavar="train|decode|serve|allreduce|scaling|replicas|save|pipeline|axes|experts|machine",
+        metavar="train|decode|serve|allreduce|scaling|replicas|shares|save|pipeline|axes|experts|machine",
     )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
@@ -130,6 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_allreduce(add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE))
     _add_scaling(add("scaling", "steps of many sizes and rank counts, and a fit of their time", _SCALING))
     _add_replicas(add("replicas", "data-parallel steps against ranks by themselves", _REPLICAS))
+    _add_shares(add("shares", "a slow rank with equal shares and with measured ones", _SHARES))
     _add_save(add("save", "a checkpoint against plain writes to the same disk", _SAVE))
     _add_pipeline(add("pipeline", "pipeline schedules against what their bubbles allow", _PIPELINE))
     _add_axes(add("axes", "all ranks along one axis, beside what the bytes say", _AXES))
@@ -257,6 +264,15 @@ def _add_replicas(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds to time; default 10")
 
 
+def _add_shares(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", choices=("gpt2", "llama"), default="llama", help="default llama")
+    add_size_arguments(sub, _SHARES_SIZES)
+    sub.add_argument("--slow", type=float, default=0.5, metavar="P", help="part of the time it runs; default 0.5")
+    sub.add_argument("--batch", type=int, default=4, metavar="N", help="sequences in a step; default 4")
+    sub.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    sub.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds to time; default 10")
+
+
 def _add_save(sub: argparse.ArgumentParser) -> None:
     add_size_arguments(sub, _SAVE_SIZES)
     sub.add_argument(
@@ -343,10 +359,11 @@ def _program(what: str) -> Any:
     """The module that measures, and reports what it measured."""
     from mpitp.bench import allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
     from mpitp.bench import experts as mixtures
+    from mpitp.bench import shares as by_speed
 
     programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
     programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
-    programs |= {"axes": axes, "experts": mixtures, "machine": measure_machine}
+    programs |= {"axes": axes, "experts": mixtures, "machine": measure_machine, "shares": by_speed}
     return programs[what]
 
 
@@ -417,6 +434,9 @@ def _check(args: argparse.Namespace) -> None:
     positive(args, "batch")
     if args.what == "experts":
         positive(args, "seq", "rounds", "experts", "top-k")
+        return
+    if args.what == "shares":
+        positive(args, "seq", "rounds")
         return
     if args.what in ("replicas", "pipeline", "axes"):
         positive(args, "seq", "rounds", "microbatches")
