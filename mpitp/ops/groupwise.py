@@ -25,7 +25,7 @@ from mpitp.ops.linear import linear_forward
 GROUP_SIZE = 32
 BITS = (8, 4)
 WIDENED_BYTES = 256 * 1024  # of rows that are widened at a time: the second-level cache
-COMPILED_ROWS = 16  # of x up to here the compiled kernels are faster than widened weights and BLAS
+COMPILED_ROWS = 32  # of x up to here the compiled kernels are faster than widened weights and BLAS
 MOST_SCALE = 65504.0  # float16
 
 

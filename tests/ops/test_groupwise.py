@@ -71,6 +71,8 @@ def test_products_are_those_of_the_widened_matrix(bits: int, rows: int, xp: Any)
 @pytest.mark.parametrize("bits", BITS)
 def test_compiled_products(bits: int, rows: int) -> None:
     """As the plain ones to rounding, into gaps too, and a row's bits don't depend on the others beside it."""
+    from mpitp.ops.compiled.few_rows import few_rows
+
     grouping = Grouping(bits)
     codes, scales = quantise(matrix(50, 96), grouping)
     scales = scales.astype(np.float32)
@@ -82,4 +84,7 @@ def test_compiled_products(bits: int, rows: int) -> None:
     np.testing.assert_allclose(out[:, 4:54], x @ w.T, rtol=0, atol=1e-5)
     assert (out[:, :4] == 0).all() and (out[:, 54:] == 0).all()
     np.testing.assert_array_equal(np.array(alone), out[:, 4:54])
+    dense = np.empty((rows, 50), np.float32)
+    few_rows(x, w, dense)
+    np.testing.assert_array_equal(dense, out[:, 4:54])  # widening rounds nothing
     np.testing.assert_allclose(inner, x[:, 32:] @ w[:, 32:].T, rtol=0, atol=1e-5)

@@ -1,11 +1,12 @@
 r"""y = x w^T for a few rows of x and weights in 8 or 4 bits, groups of 32: as fast as the codes can be read.
 
-A row of w is read from memory once. A group's 32 codes become floats in vector registers and are multiplied with x and
-with the group's scale there; 2 x 16 sums run side by side and are added up at the row's end. Four rows of x go
-together: the codes are widened once for them. The order of a dot product is always the same, however many rows of x
-there are.
+A row of w is read from memory once. A group's codes become floats in vector registers and are multiplied with the
+group's scale there, exactly: a code has 8 bits, a scale 11, so that their product fits a float32. One row of x is
+multiplied at once; for more, the floats of some rows of w are put into the first-level cache and multiplied like any
+others (`few_rows.py`). Both take a dot product in the same order: it has the bits of the product with the widened
+matrix, and they don't depend on how many rows of x go along.
 
-Numba's compiler doesn't turn loops over 32 small numbers into vector instructions, so these are written out (`_dot`).
+Numba's compiler doesn't turn loops over 32 small numbers into vector instructions, so these are written out.
 """
 
 from __future__ import annotations
@@ -19,160 +20,171 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mpitp.backend.accelerator import compiled
-from mpitp.backend.arrays import LINE_BYTES, Array, aligned_zeros
-from mpitp.ops.compiled.prefetch import prefetch
-from mpitp.ops.compiled.primitives import row
+from mpitp.backend.arrays import Array
+from mpitp.ops.compiled.dots import (
+    BYTE,
+    OF_W,
+    WORD,
+    added_up,
+    ask_for,
+    fused,
+    lanes_of,
+    load,
+    packed_rows,
+    put,
+    row_pointer,
+    splat,
+)
+from mpitp.ops.compiled.few_rows import multiply_block
 
 AHEAD_BYTES = 4 * 1024  # between the codes that are multiplied and those that are asked for
-GROUP, LANES = 32, 16  # codes of a group; of them side by side
-TOGETHER = 4  # rows of x
-BYTE, WORD, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
-SUMS = ir.VectorType(FLOAT, LANES)
+GROUP = 32  # codes
+FLOAT = ir.FloatType()
+LANES = lanes_of(4)
+FLOATS, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(WORD, LANES)
 Value = Any
 
 
 def few_rows(x: Array, codes: Array, scales: Array, bits: int, out: Array) -> None:
     """Write y [t, n] of x [t, k] (float32), codes [n, k * bits / 8] and scales [n, k/32] (float32)."""
-    t, k = x.shape
-    fours = (t + 1) // TOGETHER * TOGETHER  # three are taken as four: a row of zeros costs less than two rows alone
-    aligned = aligned_zeros((max(t, fours), k), x.dtype)
-    aligned[:t] = x
-    y = out if fours <= t else np.empty((fours, out.shape[1]), out.dtype)
-    blocks = aligned[:fours].reshape(-1, TOGETHER, k)
-    (_eight_bits if bits == 8 else _four_bits)(blocks, aligned[fours:], codes, scales, y)
-    if y is not out:
-        out[...] = y[:t]
+    fits = out.strides[1] == out.itemsize
+    y = out if fits else np.empty(out.shape, x.dtype)
+    (_eight_bits if bits == 8 else _four_bits)(x, codes, scales, y, AHEAD_BYTES)
+    if not fits:
+        out[...] = y
 
 
 @compiled()
-def _eight_bits(blocks: Array, rest: Array, codes: Array, scales: Array, y: Array) -> None:
-    """y [4 b + r, n] of x in blocks [b, 4, k] and rows [r, k]."""
-    for i in range(y.shape[1]):
-        code, scale = row(codes, i), row(scales, i)
-        for j in range(0, code.shape[0], LINE_BYTES):
-            prefetch(code, j + AHEAD_BYTES)
-        t = 0
-        for b in range(blocks.shape[0]):
-            y[t, i], y[t + 1, i], y[t + 2, i], y[t + 3, i] = _four_dots_of_8_bits(code, scale, blocks[b])
-            t += 4
-        for r in range(rest.shape[0]):
-            y[t + r, i] = _dot_of_8_bits(code, scale, rest[r])
+def _eight_bits(x: Array, codes: Array, scales: Array, y: Array, ahead: int) -> None:
+    n, k = scales.shape[0], x.shape[1]
+    rows, whole = packed_rows(x, k), n - n % OF_W
+    if x.shape[0] == 1:
+        for i in range(0, whole, OF_W):
+            _dots_of_8_bits(codes, scales, i, rows, y, ahead)
+        for i in range(whole, n):
+            _dot_of_8_bits(codes, scales, i, rows, y, ahead)
+        return
+    floats = packed_rows(np.zeros((OF_W, 0), np.float32), k)
+    for i in range(0, n, OF_W):
+        of_w = min(OF_W, n - i)
+        for a in range(of_w):
+            _widen_8_bits(codes, scales, i + a, floats, a, ahead)
+        multiply_some(rows, floats, of_w, y, i)
 
 
 @compiled()
-def _four_bits(blocks: Array, rest: Array, codes: Array, scales: Array, y: Array) -> None:
-    """The same."""
-    for i in range(y.shape[1]):
-        code, scale = row(codes, i), row(scales, i)
-        for j in range(0, code.shape[0], LINE_BYTES):
-            prefetch(code, j + AHEAD_BYTES)
-        t = 0
-        for b in range(blocks.shape[0]):
-            y[t, i], y[t + 1, i], y[t + 2, i], y[t + 3, i] = _four_dots_of_4_bits(code, scale, blocks[b])
-            t += 4
-        for r in range(rest.shape[0]):
-            y[t + r, i] = _dot_of_4_bits(code, scale, rest[r])
+def _four_bits(x: Array, codes: Array, scales: Array, y: Array, ahead: int) -> None:
+    n, k = scales.shape[0], x.shape[1]
+    rows, whole = packed_rows(x, k), n - n % OF_W
+    if x.shape[0] == 1:
+        for i in range(0, whole, OF_W):
+            _dots_of_4_bits(codes, scales, i, rows, y, ahead)
+        for i in range(whole, n):
+            _dot_of_4_bits(codes, scales, i, rows, y, ahead)
+        return
+    floats = packed_rows(np.zeros((OF_W, 0), np.float32), k)
+    for i in range(0, n, OF_W):
+        of_w = min(OF_W, n - i)
+        for a in range(of_w):
+            _widen_4_bits(codes, scales, i + a, floats, a, ahead)
+        multiply_some(rows, floats, of_w, y, i)
 
 
-@intrinsic
-def _dot_of_8_bits(typing_context: Any, codes: Any, scales: Any, x: Any) -> Any:
-    """The sum over groups g of scales[g] * (codes of g) . (x of g): int8 [k], float32 [k/32], float32 [k]."""
-    return _signature(codes, types.int8, scales, x), _generator(GROUP, _widen_8_bits)
+@compiled(inline=True)
+def multiply_some(x: Array, w: Array, of_w: int, y: Array, column: int) -> None:
+    """y[:, column + a] of all rows of x and the first `of_w` rows of w."""
+    if of_w == OF_W:
+        multiply_block(x, w, 0, y, column, 0)
+        return
+    room = np.empty((x.shape[0], OF_W), x.dtype)
+    multiply_block(x, w, 0, room, 0, 0)
+    y[:, column : column + of_w] = room[:, :of_w]
 
 
-@intrinsic
-def _dot_of_4_bits(typing_context: Any, codes: Any, scales: Any, x: Any) -> Any:
-    """The same of uint8 [k/2]: low halves are the first 16 codes of a group, high ones the others, each 8 too large."""
-    return _signature(codes, types.uint8, scales, x), _generator(GROUP // 2, _widen_4_bits)
+def _dots(bits: int, of_w: int) -> Any:
+    """A kernel's call `f(codes, scales, i, x, y, ahead)`: y[0, i + a] of x [1, k] for all a < of_w."""
+
+    @intrinsic
+    def dots(typing_context: Any, codes: Any, scales: Any, i: Any, x: Any, y: Any, ahead: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            codes, scales, i, x, y, ahead = _opened(context, builder, signature, arguments)
+            rows = [_row(builder, codes, scales, builder.add(i, i.type(a))) for a in range(of_w)]
+            x_row = row_pointer(builder, x, i.type(0))
+            sums = [cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [0.0] * LANES)) for _ in rows]
+            fma = fused(builder, FLOATS)
+            with cgutils.for_range(builder, _groups(builder, scales)) as loop:
+                floats = [_widened(builder, *of_row, loop.index, bits, ahead) for of_row in rows]
+                for part in range(GROUP // LANES):
+                    start = builder.add(builder.mul(loop.index, i.type(GROUP)), i.type(part * LANES))
+                    factor = load(builder, x_row, start, FLOAT, LANES)
+                    for total, of_row in zip(sums, floats, strict=True):
+                        builder.store(builder.call(fma, [of_row[part], factor, builder.load(total)]), total)
+            added = added_up(builder, [builder.load(total) for total in sums])
+            put(builder, added, row_pointer(builder, y, i.type(0)), i)
+            return context.get_dummy_value()
+
+        return types.void(codes, scales, types.intp, x, y, types.intp), generate
+
+    return dots
 
 
-@intrinsic
-def _four_dots_of_8_bits(typing_context: Any, codes: Any, scales: Any, x: Any) -> Any:
-    """Four sums, of x [4, k]."""
-    return _signature(codes, types.int8, scales, x, TOGETHER), _generator(GROUP, _widen_8_bits, TOGETHER)
+def _widen(bits: int) -> Any:
+    """A kernel's call `f(codes, scales, i, out, a, ahead)`: out[a] [k] becomes row i of w."""
+
+    @intrinsic
+    def widen(typing_context: Any, codes: Any, scales: Any, i: Any, out: Any, a: Any, ahead: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            codes, scales, i, out, a, ahead = _opened(context, builder, signature, arguments)
+            of_row, target = _row(builder, codes, scales, i), row_pointer(builder, out, a)
+            with cgutils.for_range(builder, _groups(builder, scales)) as loop:
+                first = builder.mul(loop.index, i.type(GROUP))
+                for part, floats in enumerate(_widened(builder, *of_row, loop.index, bits, ahead)):
+                    put(builder, floats, target, builder.add(first, i.type(part * LANES)))
+            return context.get_dummy_value()
+
+        return types.void(codes, scales, types.intp, out, types.intp, types.intp), generate
+
+    return widen
 
 
-@intrinsic
-def _four_dots_of_4_bits(typing_context: Any, codes: Any, scales: Any, x: Any) -> Any:
-    """Four sums, of x [4, k]."""
-    return _signature(codes, types.uint8, scales, x, TOGETHER), _generator(GROUP // 2, _widen_4_bits, TOGETHER)
+_dots_of_8_bits, _dot_of_8_bits, _widen_8_bits = _dots(8, OF_W), _dots(8, 1), _widen(8)
+_dots_of_4_bits, _dot_of_4_bits, _widen_4_bits = _dots(4, OF_W), _dots(4, 1), _widen(4)
 
 
-def _signature(codes: Any, kind: Any, scales: Any, x: Any, rows: int = 1) -> Any:
-    for array, dtype, ndim in ((codes, kind, 1), (scales, types.float32, 1), (x, types.float32, min(rows, 2))):
-        if not (isinstance(array, types.Array) and array.ndim == ndim and array.layout == "C" and array.dtype == dtype):
-            return None
-    sums = types.float32 if rows == 1 else types.UniTuple(types.float32, rows)
-    return sums(codes, scales, x)
+def _opened(context: Any, builder: Value, signature: Any, arguments: Any) -> list[Any]:
+    """The arguments, arrays as what knows their data, shape and strides."""
+    return [
+        context.make_array(kind)(context, builder, value) if isinstance(kind, types.Array) else value
+        for kind, value in zip(signature.args, arguments, strict=True)
+    ]
 
 
-def _widen_8_bits(builder: Value, packed: Value) -> list[Value]:
-    """<32 x i8> -> 2 times <16 x float>."""
-    halves = [_part(builder, packed, first, LANES) for first in (0, LANES)]
-    return [builder.sitofp(builder.sext(half, ir.VectorType(WORD, LANES)), SUMS) for half in halves]
+def _row(builder: Value, codes: Value, scales: Value, i: Value) -> tuple[Value, Value]:
+    """Where row i has its codes and its scales."""
+    pointer = builder.bitcast(row_pointer(builder, codes, i), BYTE.as_pointer())
+    return pointer, row_pointer(builder, scales, i)
 
 
-def _widen_4_bits(builder: Value, packed: Value) -> list[Value]:
-    """<16 x i8> of two codes each -> 2 times <16 x float>."""
-    words = ir.VectorType(WORD, LANES)
-    pairs = builder.zext(packed, words)
-    low = builder.and_(pairs, ir.Constant(words, [15] * LANES))
-    high = builder.lshr(pairs, ir.Constant(words, [4] * LANES))
-    return [builder.sitofp(builder.sub(code, ir.Constant(words, [8] * LANES)), SUMS) for code in (low, high)]
+def _groups(builder: Value, scales: Value) -> Value:
+    return cgutils.unpack_tuple(builder, scales.shape, 2)[1]
 
 
-def _generator(group_bytes: int, widen: Any, rows: int = 1) -> Any:
-    """What writes the loop over the groups of a row of w, for so many rows of x: their sums."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        codes, scales, x = (
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args, arguments, strict=True)
-        )
-        groups = cgutils.unpack_tuple(builder, scales.shape, 1)[0]
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(SUMS, [SUMS] * 3), f"llvm.fma.v{LANES}f32")
-        k = cgutils.unpack_tuple(builder, x.shape)[-1]
-        zeros = ir.Constant(SUMS, [0.0] * LANES)
-        sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(2)] for _ in range(rows)]
-        with cgutils.for_range(builder, groups) as loop:
-            first = builder.mul(loop.index, loop.index.type(group_bytes))
-            halves = widen(builder, _vector(builder, codes.data, first, BYTE, group_bytes))
-            scale = _splat(builder, builder.load(builder.gep(scales.data, [loop.index])))
-            for half, codes_of_half in enumerate(halves):
-                start = builder.add(builder.mul(loop.index, loop.index.type(GROUP)), loop.index.type(half * LANES))
-                for r in range(rows):
-                    place = builder.add(start, builder.mul(k, k.type(r)))
-                    products = builder.fmul(codes_of_half, _vector(builder, x.data, place, FLOAT, LANES))
-                    builder.store(builder.call(fma, [products, scale, builder.load(sums[r][half])]), sums[r][half])
-        dots = [_added_up(builder, builder.fadd(*(builder.load(total) for total in of_row))) for of_row in sums]
-        return dots[0] if rows == 1 else context.make_tuple(builder, signature.return_type, dots)
-
-    return generate
-
-
-def _part(builder: Value, vector: Value, first: int, length: int) -> Value:
-    """`length` elements of a vector from `first` on."""
-    order = ir.Constant(ir.VectorType(WORD, length), list(range(first, first + length)))
-    return builder.shuffle_vector(vector, vector, order)
-
-
-def _vector(builder: Value, data: Value, start: Value, kind: Any, length: int) -> Value:
-    """`length` neighbours from data[start] on."""
-    pointer = builder.bitcast(builder.gep(data, [start]), ir.VectorType(kind, length).as_pointer())
-    return builder.load(pointer, align=kind.width // 8 if isinstance(kind, ir.IntType) else 4)
-
-
-def _splat(builder: Value, scalar: Value) -> Value:
-    """The number on all lanes."""
-    undefined = ir.Constant(SUMS, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, WORD(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(WORD, LANES), [0] * LANES))
-
-
-def _added_up(builder: Value, lanes: Value) -> Value:
-    """The sum of a vector's elements: halves onto each other until one is left."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        lanes = builder.fadd(*(_part(builder, lanes, first, width) for first in (0, width)))
-    return builder.extract_element(lanes, WORD(0))
+def _widened(builder: Value, codes: Value, scales: Value, group: Value, bits: int, ahead: Value) -> list[Value]:
+    """The 32 numbers of a group, in vectors."""
+    length = GROUP * bits // 8
+    first = builder.mul(group, group.type(length))
+    ask_for(builder, cgutils.pointer_add(builder, builder.gep(codes, [first]), ahead))
+    scale = builder.load(builder.gep(scales, [group]))
+    scale_of_all = splat(builder, scale, LANES)
+    if bits == 8:
+        starts = [builder.add(first, first.type(start)) for start in range(0, GROUP, LANES)]
+        whole = [builder.sext(load(builder, codes, start, BYTE, LANES), WORDS) for start in starts]
+        return [builder.fmul(builder.sitofp(numbers, FLOATS), scale_of_all) for numbers in whole]
+    fma = fused(builder, FLOATS)
+    least = splat(builder, builder.fmul(scale, FLOAT(-8.0)), LANES)
+    starts = [builder.add(first, first.type(start)) for start in range(0, length, LANES)]
+    pairs = [builder.zext(load(builder, codes, start, BYTE, LANES), WORDS) for start in starts]
+    low = [builder.and_(pair, ir.Constant(WORDS, [15] * LANES)) for pair in pairs]
+    high = [builder.lshr(pair, ir.Constant(WORDS, [4] * LANES)) for pair in pairs]
+    # code * scale - 8 * scale, rounded once, is (code - 8) * scale, which needs no rounding
+    return [builder.call(fma, [builder.sitofp(code, FLOATS), scale_of_all, least]) for code in (*low, *high)]

@@ -41,6 +41,15 @@ def test_the_bits_depend_on_values_and_shapes_alone(rng, dtype, t):
         assert wide[:, 3:43].tobytes() == whole.tobytes()
 
 
+@pytest.mark.parametrize("t", [1, 4, 11, 32])
+def test_a_row_has_its_bits_in_any_company(rng, t):
+    x, w = rng.standard_normal((t, 77)).astype(np.float32), rng.standard_normal((22, 77)).astype(np.float32)
+    whole = product(x, w)
+    assert_rounding_close(whole, x.astype(np.float64) @ w.T.astype(np.float64), 77)
+    for i in range(t):
+        assert product(x[i : i + 1], w).tobytes() == whole[i].tobytes()
+
+
 def test_not_finite_values_are_seen(rng):
     x, w = rng.standard_normal((3, 50)).astype(np.float32), rng.standard_normal((6, 50)).astype(np.float32)
     w[2, 7], w[4, 8] = np.nan, np.inf
