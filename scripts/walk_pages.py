@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpitp.step.film import Film
 from mpitp.step.mesh_pass import Layout
+from mpitp.step.others import OTHER_PRESETS
 from mpitp.step.page import page_of
 from mpitp.step.source import PRESETS, Wish, make_film
 from tests.step.browser import walk_page
@@ -35,9 +36,11 @@ LAYOUTS = {
 
 
 def films(presets: list[str]) -> Iterator[tuple[str, Film]]:
-    """Every preset in every layout."""
+    """Every preset in every layout; of encoders and their kin along tp alone."""
     for preset in presets:
         for name, wish in LAYOUTS.items():
+            if preset in OTHER_PRESETS and wish.layout != Layout():
+                continue
             fields = {"ranks": wish.ranks, "layout": wish.layout, "invariant": wish.invariant}
             yield f"{preset}, {name}", make_film(Wish(preset=preset, **fields))  # type: ignore[arg-type]
 
@@ -45,7 +48,7 @@ def films(presets: list[str]) -> Iterator[tuple[str, Film]]:
 def main(presets: list[str]) -> int:
     """0: nothing was found."""
     worst = 0
-    for name, film in films(presets or list(PRESETS)):
+    for name, film in films(presets or [*PRESETS, *OTHER_PRESETS]):
         for width, height in SIZES:
             with tempfile.TemporaryDirectory() as folder:
                 found = walk_page(Path(folder), page_of(film), width, height)

@@ -51,11 +51,20 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Where what went past meets what was made: before the first of the layers `before` that comes, or at the end."""
+    """Where what went past meets what was made: before the first of the layers `before` that comes, or at the end.
+
+    `past`: what went past is what the first of these layers that there is was given; (): what the block itself was, or
+    the sum before.
+    """
 
     name: str
     segment: Segment
     before: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
+
+
+ADD = Segment("y = x + branch", "x branch", "y", "row by row: no communication")
+ADD_GRADS = Segment("dx = dy + dbranch", "dy dbranch", "dx", "x was used twice: by the branch and past it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,8 @@ class Algebra:
     """The steps of both passes. `pair` says what they communicate: each is the other's conjugate.
 
     `entry`, `exit`: attributes of the layer with the pairs that x goes through before its product, and y behind it.
-    `names`: how the equations call x, y, dx, dy and parameters, where it isn't x, y, dx, dy, W and b.
+    `names`: how the equations call x, y, dx, dy and parameters, where it isn't x, y, dx, dy, W and b. `beside`: what
+    they call the arrays that forward takes behind x, which have the letters of what it gives.
     """
 
     title: str
@@ -73,6 +83,7 @@ class Algebra:
     entry: str = ""
     exit: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     def name(self, array: str) -> str:
         """How the equations call x, y, dx, dy or a parameter."""

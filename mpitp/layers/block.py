@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitp.backend.arrays import Array
-from mpitp.layers.algebra import Algebra, Join, Segment
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.dropout import Dropout
@@ -37,12 +37,10 @@ class BlockContext:
 class TransformerBlock(Layer):
     """Attention and MLP, each behind a norm and beside a residual connection."""
 
-    _add = Segment("y = x + branch", "x branch", "y", "row by row: no communication")
-    _add_grads = Segment("dx = dy + dbranch", "dy dbranch", "dx", "x was used twice: by the branch and past it")
     algebra = Algebra(
         "residual connection",
-        (Join("residual1", _add, before=("norm2",)), Join("residual2", _add)),
-        (Join("residual1", _add_grads, before=("dropout1", "attention")), Join("input", _add_grads)),
+        (Join("residual1", ADD, before=("norm2",)), Join("residual2", ADD)),
+        (Join("residual1", ADD_GRADS, before=("dropout1", "attention")), Join("input", ADD_GRADS)),
     )
 
     def __init__(

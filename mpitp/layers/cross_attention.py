@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+
+import numpy as np
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.layers.algebra import Algebra, Segment
-from mpitp.layers.array_type import VARYING, ArrayType
+from mpitp.layers.array_type import INVARIANT, VARYING, ArrayType
 from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.crossing import crossing_of
 from mpitp.layers.layer import Layer
@@ -27,6 +28,7 @@ from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.placement import Cut
 from mpitp.layers.rows import Run
 from mpitp.ops.attention import HeadMap, Kept, attention_backward, attention_forward
+from mpitp.ops.attention_shown import scores_and_softmax
 from mpitp.ops.sight import EVERYTHING
 
 
@@ -47,6 +49,8 @@ class CrossAttention(Layer):
     `memory`: the type of the encoder's output.
     """
 
+    algebra = Algebra("cross attention")  # all of it is done by the layers inside
+
     def __init__(
         self,
         q: ColumnParallelLinear,
@@ -61,15 +65,15 @@ class CrossAttention(Layer):
         """x [t, h] -> y [t, h]."""
         q, q_ctx = self.q.forward(x)
         kv, kv_ctx = self._keys_and_values(crossing_of(run))
-        o, heads_ctx = self.heads.attend(q, kv, run)
+        o, heads_ctx = self.heads.forward(q, kv, run)
         y, out_ctx = self.out.forward(o)
         return y, CrossContext(run, q_ctx, kv_ctx, heads_ctx, out_ctx)
 
     def backward(self, dy: Array, ctx: CrossContext) -> Array:
         """dy [t, h] -> dx [t, h]; what is due to the memory is added to its gradient."""
         do = self.out.backward(dy, ctx.out)
-        dq, dkv = self.heads.attend_backward(do, ctx.heads)
-        crossing_of(ctx.run).add(self.kv.backward(dkv, ctx.kv))
+        dq = self.heads.backward(do, ctx.heads)
+        crossing_of(ctx.run).add(self.kv.backward(ctx.heads.taken_dkv(), ctx.kv))
         return self.q.backward(dq, ctx.q)
 
     def _keys_and_values(self, crossing: Crossing) -> tuple[Array, LinearContext]:
@@ -96,41 +100,46 @@ class CrossAttention(Layer):
 
 @dataclass(slots=True)
 class CrossHeadsContext:
-    """What backward needs; the probabilities are computed again from the lse of each sample."""
+    """What backward needs; the probabilities are computed again from the lse of each sample. `dkv`: what it has made
+    beside dq, until that is taken.
+    """
 
     run: Pass
     q: Array  # [t, a/tp, d]
     kv: Array  # [t_source, 2 a/tp, d]
     o: Array  # [t, a/tp, d]
     lse: list[Array]
+    dkv: Array | None = None  # [t_source, 2 a/tp * d]
+
+    def taken_dkv(self) -> Array:
+        """The gradient of keys and values, once."""
+        dkv, self.dkv = self.dkv, None
+        assert dkv is not None, "backward of the heads makes it"
+        return dkv
 
 
 class CrossHeads(Layer):
-    """Between the projections: this rank's heads, each by itself. It takes two arrays, q and kv, and gives one."""
+    """Between the projections: this rank's heads, each by itself. It takes two arrays, q and kv, and gives one;
+    backward it gives dq, and leaves dkv in the context.
+    """
 
+    _goes_on = "head by head; dkv goes on to the product that made k and v of the memory"
     algebra = Algebra(
         "cross attention of each rank's heads",
         (Segment("o_h = softmax(q_h k_h^T / sqrt(d)) v_h", "q kv", "o", "head by head: no communication"),),
-        (Segment("dq_h, dk_h, dv_h of softmax(q k^T / sqrt(d)) v", "do", "dq dkv", "head by head"),),
+        (Segment("dq_h, dk_h, dv_h of softmax(q_h k_h^T / sqrt(d)) v_h", "do q kv", "dq", _goes_on),),
         names={"x": "q", "y": "o", "dy": "do", "dx": "dq"},
+        beside=("kv",),
     )
 
     def __init__(self, heads: HeadShare, head_dim: int, scale: float, dropout: AttentionDropout) -> None:
         self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
         self.head_map = HeadMap(range(heads.query.size), scale)
 
-    def forward(self, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, CrossHeadsContext]:
-        """q [t, a/tp * d], with kv and the pass: see `attend`."""
-        return self.attend(x, *args, **kwargs)
-
-    def backward(self, dy: Array, ctx: CrossHeadsContext) -> Array:
-        """dq alone: see `attend_backward`."""
-        return self.attend_backward(dy, ctx)[0]
-
-    def attend(self, q: Array, kv: Array, run: Pass) -> tuple[Array, CrossHeadsContext]:
+    def forward(self, x: Array, kv: Array, run: Pass) -> tuple[Array, CrossHeadsContext]:
         """q [t, a/tp * d] and kv [t_source, 2 a/tp, d] -> o [t, a/tp * d]."""
         a, d = self.heads.query.size, self.head_dim
-        q = by_head(q, d)
+        q = by_head(x, d)
         o, lse = array_module(q).empty(q.shape, q.dtype), []
         for each, rows, source in _samples(run):
             mask = self.dropout.masks(run, each, self.heads, q)
@@ -139,17 +148,26 @@ class CrossHeads(Layer):
             lse.append(made[1])
         return o.reshape(len(o), a * d), CrossHeadsContext(run, q, kv, o, lse)
 
-    def attend_backward(self, do: Array, ctx: CrossHeadsContext) -> tuple[Array, Array]:
-        """do [t, a/tp * d] -> dq [t, a/tp * d] and dkv [t_source, 2 a/tp * d]."""
-        xp, a = array_module(do), self.heads.query.size
-        do = by_head(do, self.head_dim)
+    def backward(self, dy: Array, ctx: CrossHeadsContext) -> Array:
+        """do [t, a/tp * d] -> dq [t, a/tp * d]; dkv [t_source, 2 a/tp * d] stays in the context."""
+        xp, a = array_module(dy), self.heads.query.size
+        do = by_head(dy, self.head_dim)
         dq, dkv = xp.empty(ctx.q.shape, do.dtype), xp.zeros(ctx.kv.shape, do.dtype)
         for i, (each, rows, source) in enumerate(_samples(ctx.run)):
             mask = self.dropout.masks(ctx.run, each, self.heads, do)
             kept = Kept(ctx.q[rows], ctx.kv[source, :a], ctx.kv[source, a:], ctx.o[rows], ctx.lse[i])
             out = dq[rows], dkv[source, :a], dkv[source, a:]
             attention_backward(do[rows], kept, self.head_map, sight=EVERYTHING, dropout=mask, out=out)
-        return dq.reshape(len(dq), -1), dkv.reshape(len(dkv), -1)
+        ctx.dkv = dkv.reshape(len(dkv), -1)
+        return dq.reshape(len(dq), -1)
+
+    def inside(self, ctx: CrossHeadsContext) -> Mapping[str, tuple[Array, str]]:
+        """scores and softmax [a/tp, t, t_source], mask [t, t_source] (1: seen)."""
+        seen = np.zeros((len(ctx.q), len(ctx.kv)), bool)
+        for _, rows, source in _samples(ctx.run):
+            seen[rows, source] = True
+        scores, softmax = scores_and_softmax(ctx.q, ctx.kv[:, : self.heads.query.size], seen, self.head_map)
+        return {"scores": (scores, VARYING), "mask": (seen.astype(int), INVARIANT), "softmax": (softmax, VARYING)}
 
     def children(self) -> Mapping[str, Layer]:
         return {}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.cross_attention import CrossAttention, CrossContext
@@ -36,6 +37,16 @@ class CrossBlockContext:
 
 class CrossBlock(Layer):
     """Self-attention, cross attention and MLP, each behind a norm and beside a residual connection."""
+
+    algebra = Algebra(
+        "residual connection",
+        (Join("residual1", ADD, before=("norm2",)), Join("residual2", ADD, before=("norm3",)), Join("residual3", ADD)),
+        (
+            Join("residual2", ADD_GRADS, before=("dropout2", "cross")),
+            Join("residual1", ADD_GRADS, before=("dropout1", "attention")),
+            Join("input", ADD_GRADS),
+        ),
+    )
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpitp.backend.arrays import Array
+from mpitp.layers.algebra import Algebra, Segment
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.layer import Layer, Wrapper
 from mpitp.layers.passes import Crossing, Pass
@@ -23,6 +24,13 @@ class ToDecoder(Layer):
 
     `memory`: the type that the decoder's blocks take the encoder's output to be of.
     """
+
+    algebra = Algebra(
+        "from encoder to decoder",
+        (Segment("memory = x, which every block of the decoder reads; on go the ids of the target", "x", "ids"),),
+        (Segment("dx = sum over the blocks of what their cross attention has left for the memory", "", "dx"),),
+        names={"y": "ids"},
+    )
 
     def __init__(self, memory: ArrayType) -> None:
         self.memory = memory

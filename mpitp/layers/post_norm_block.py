@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.dropout import Dropout
@@ -33,6 +34,15 @@ class PostNormContext:
 
 class PostNormBlock(Layer):
     """Attention and MLP, each with a residual connection beside it and a norm behind the sum."""
+
+    algebra = Algebra(
+        "residual connection",
+        (Join("residual1", ADD, before=("norm1",)), Join("residual2", ADD, before=("norm2",), past=("mlp",))),
+        (
+            Join("residual1", ADD_GRADS, before=("norm1",), past=("dropout2", "mlp")),
+            Join("input", ADD_GRADS, past=("dropout1", "attention")),
+        ),
+    )
 
     def __init__(
         self,

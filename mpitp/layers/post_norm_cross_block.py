@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpitp.backend.arrays import Array
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import SelfAttention
 from mpitp.layers.cross_attention import CrossAttention
@@ -23,6 +24,20 @@ from mpitp.layers.passes import Pass
 
 class PostNormCrossBlock(Layer):
     """Self-attention, cross attention and MLP, each with a residual connection beside it and a norm behind the sum."""
+
+    algebra = Algebra(
+        "residual connection",
+        (
+            Join("residual1", ADD, before=("norm1",)),
+            Join("residual2", ADD, before=("norm2",), past=("cross",)),
+            Join("residual3", ADD, before=("norm3",), past=("mlp",)),
+        ),
+        (
+            Join("residual2", ADD_GRADS, before=("norm2",), past=("dropout3", "mlp")),
+            Join("residual1", ADD_GRADS, before=("norm1",), past=("dropout2", "cross")),
+            Join("input", ADD_GRADS, past=("dropout1", "attention")),
+        ),
+    )
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array
-from mpitp.layers.algebra import Algebra, Join, Segment
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.layer import Layer
@@ -36,12 +36,10 @@ class SandwichBlockContext:
 class SandwichBlock(Layer):
     """Attention and MLP, each between two norms and beside a residual connection."""
 
-    _add = Segment("y = x + branch", "x branch", "y", "row by row: no communication")
-    _add_grads = Segment("dx = dy + dbranch", "dy dbranch", "dx", "x was used twice: by the branch and past it")
     algebra = Algebra(
         "residual connection",
-        (Join("residual1", _add, before=("norm2",)), Join("residual2", _add)),
-        (Join("residual1", _add_grads, before=("post_norm1",)), Join("input", _add_grads)),
+        (Join("residual1", ADD, before=("norm2",)), Join("residual2", ADD)),
+        (Join("residual1", ADD_GRADS, before=("post_norm1",)), Join("input", ADD_GRADS)),
     )
 
     def __init__(self, norms: tuple[Norm, Norm, Norm, Norm], attention: SelfAttention, mlp: MLP) -> None:

@@ -40,13 +40,13 @@ def block_diagonal(blocks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def scores_and_softmax(q: Array, k: Array, seen: np.ndarray, heads: HeadMap) -> tuple[Array, Array]:
-    """S and P [a, t, t] of q [t, a, d] and k [t, g, d]. Positions are counted from the first row."""
-    xp, t = array_module(q), q.shape[0]
-    scores = xp.empty((q.shape[1], t, t), q.dtype)
+    """S and P [a, t, u] of q [t, a, d] and k [u, g, d]. Positions are counted from the first row."""
+    xp, t, u = array_module(q), q.shape[0], k.shape[0]
+    scores = xp.empty((q.shape[1], t, u), q.dtype)
     for head, kv in enumerate(heads.kv_index):
         scores[head] = heads.scale * (q[:, head] @ k[:, kv].T)
         if heads.change is not None:
-            heads.change.forward(scores[head], head, range(t), range(t))
+            heads.change.forward(scores[head], head, range(t), range(u))
     hidden = xp.where(xp.asarray(seen), scores, -xp.inf)
     p = xp.exp(hidden - hidden.max(axis=2, keepdims=True))
     return scores, p / p.sum(axis=2, keepdims=True)

@@ -16,15 +16,16 @@ from mpitp.paths import path_option
 if TYPE_CHECKING:
     from mpitp.step.film import Film
     from mpitp.step.mesh_pass import Layout
-    from mpitp.step.source import Wish
     from mpitp.step.walk import Walk
+    from mpitp.step.wish import Wish
 
 _DESCRIPTION = """\
 Step through one training step of a model whose ranks are simulated as threads of this process, one operation at a time,
 forwards and backwards: the equation, why it is there and what would break without it, every rank's arrays side by side,
 each with the letter of its type (I, R, V or P), each collective with its messages, its bytes and its conjugate in the
 other pass, the gradient norm, clipping and AdamW, and the memory held.
-All numbers come from the real layers. Without a model, a tiny Llama is used, in which every number can be seen."""
+All numbers come from the real layers. Without a model, a tiny Llama is used, in which every number can be seen;
+--preset has other ones: of models that continue text, an encoder (bert), one of images (vit), encoder-decoders."""
 
 _EPILOG = """\
 examples:
@@ -34,12 +35,16 @@ examples:
   mpitp step --model models/smollm2 --block 4 -n 2 --text "The capital of France is"
   mpitp step --html out.html                       the same as one page for a browser, without a network
   mpitp step --html out.html -n 3,1,2,4            with films of 1 to 4 ranks, plain and invariant
+  mpitp step --preset t5 --break cross             to the cross attention of an encoder-decoder
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --list                                all operations, one a line
   mpitp step --show 7                              one operation
   printf 'xxjq' | mpitp step                       keys from a pipe"""
+
+
+_PRESETS = ("llama", "gpt2", "qwen2", "bert", "vit", "t5", "bart")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each, plain and invariant",
     )  # fmt: skip
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--preset", choices=("llama", "gpt2", "qwen2"), default="llama", help="a tiny model")
+    source.add_argument("--preset", choices=_PRESETS, default="llama", help="a tiny model")
     source.add_argument("--config", type=path_option, metavar="FILE", help="a config.json (no run file): fresh weights")
     source.add_argument(
         "--model", type=path_option, metavar="DIR", help="a Hugging Face directory; one block of it is taken"
@@ -109,8 +114,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--ranks {','.join(map(str, args.ranks))}: several layouts go into a page; add --html OUT.HTML"
         )
-    from mpitp.step.source import Wish, make_film
+    from mpitp.step.source import make_film
     from mpitp.step.terminal import run as run_terminal
+    from mpitp.step.wish import Wish
 
     wish = Wish(
         ranks=args.ranks[0] if args.ranks else None, preset=args.preset, config=args.config,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpitp.backend.arrays import Array
-from mpitp.layers.algebra import Algebra, Segment, Sum
+from mpitp.layers.algebra import Algebra, Join, Segment, Sum
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.layer import FORWARD, Layer
 from mpitp.layers.mappings import GatherFromSP, ReduceScatterToSP
@@ -77,6 +77,13 @@ class Frame:
         equation = ", ".join(step.equation.replace("_partial", "") for step in both)
         used = dict.fromkeys(name for step in both for name in step.inputs.split() if name != made)
         return [replace(whole[0], equation=equation, inputs=" ".join(used), output=made, grads=both[-1].grads)]
+
+    @property
+    def past_of(self) -> str:
+        """The layer inside whose input is what the next join adds; "": another array is."""
+        children = self.spot.layer.children()
+        past = next((join.past for join in self.steps(Join)[self.joins :]), ())
+        return next((name for name in past if name in children), "")
 
     @property
     def kind(self) -> ArrayType:

@@ -10,7 +10,7 @@ from mpitp.comm.mesh import make_mesh
 from mpitp.comm.observed import ObservedGroup
 from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import PlainRunner, Runner
 from mpitp.optim.reduction import InBuckets
 from mpitp.pipeline.runner import PipelineRunner
@@ -63,7 +63,7 @@ class Layout:
 
 
 def record(
-    group: Group, make_model: Callable[[Site], CausalLM], batches: Sequence[Batch], layout: Layout
+    group: Group, make_model: Callable[[Site], LayeredModel], batches: Sequence[Batch], layout: Layout
 ) -> list[RankOp]:
     """Every operation of this rank. `batches`: of all replicas, dealt to them in turn. A collective."""
     if layout.num_batches == layout.others == 1:

@@ -17,11 +17,12 @@ from mpitp.errors import FileError
 from mpitp.files import write_file
 from mpitp.step.code import code_of, example_text, example_title, first_line_of, told_place
 from mpitp.step.film import Film, Op
+from mpitp.step.guide import EXAMPLES
 from mpitp.step.products import products_of
 from mpitp.step.questions import question_about
 from mpitp.step.sends import CONJUGATES, schedules
 from mpitp.step.tiny_model import tiny_model
-from mpitp.step.tour import EXAMPLES, guide
+from mpitp.step.tour import guide
 
 SCRIPTS = (
     "base.js", "timeline.js", "mesh.js", "lights.js", "matrix.js", "sends.js", "collective.js", "arrays.js", "about.js",

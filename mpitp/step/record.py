@@ -25,7 +25,7 @@ from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.param import Param
 from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.optim.reduction import make_reduction
 from mpitp.step.contents import joined, row
 from mpitp.step.film import WEIGHT_GRADS, Memory, Message, RankOp, Shown, Telling
@@ -44,7 +44,7 @@ Outside = Callable[[Call, Arrays, Any, float, str], None]  # its result, when it
 
 def record_pass(
     group: Group,
-    make_model: Callable[[Site], CausalLM],
+    make_model: Callable[[Site], LayeredModel],
     batch: Batch,
     *,
     sequence_parallel: bool = False,
@@ -80,14 +80,14 @@ class Recorder(LayerObserver, GroupObserver):
     _weights: dict[int, Picture] = field(default_factory=dict)
     _held: Held = field(default_factory=Held)
     _turns: Turns = field(default_factory=Turns)
-    _inputs: dict[tuple[str, int], list[Shown]] = field(default_factory=dict)  # x of each layer in each microbatch
+    _inputs: dict[tuple[str, int], list[dict[str, Shown]]] = field(default_factory=dict)  # of a layer in a microbatch
     _messages: Counter[Message] = field(default_factory=Counter)
     _last: Shown | None = None  # what the newest operation made
 
     def __post_init__(self) -> None:
         self.deferral = WatchedDeferral(self._put_off)
 
-    def watch(self, model: CausalLM) -> None:
+    def watch(self, model: LayeredModel) -> None:
         """See every pass through `model`, on a mesh of several axes what is between layers too."""
         mesh = model.site.mesh
         self.params = [param for _, param in model.named_params()]
@@ -101,7 +101,7 @@ class Recorder(LayerObserver, GroupObserver):
             self._before(self._stack[-1], spot.name.rpartition(".")[2], _given_type(spot, phase), args[0])
         else:
             self._begin_turn(self._turns.of(spot.name, phase, args[-1]))
-        frame = self._frame(spot, phase, args[0])
+        frame = self._frame(spot, phase, args)
         self._stack.append(frame)
         result = run()
         self._stack.pop()
@@ -173,7 +173,7 @@ class Recorder(LayerObserver, GroupObserver):
         given = self.letters.shown(name, kinds[0], picture_of(joined(arrays)))
         made = frame.shown[name] = self.letters.shown(name, kinds[1], picture_of(joined(result)))
         if frame.phase == FORWARD:
-            self._inputs[frame.spot.name, frame.microbatch][-1] = made
+            self._inputs[frame.spot.name, frame.microbatch][-1][name] = made
         step = Sum(name, f"{name} = the rows of {name} of all ranks")
         self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
         self._last, frame.began = made, time.perf_counter()
@@ -242,17 +242,26 @@ class Recorder(LayerObserver, GroupObserver):
         frame.exchanges, frame.began = frame.exchanges + 1, time.perf_counter()
         return result
 
-    def _frame(self, spot: Spot, phase: str, array: Array) -> Frame:
-        algebra = algebra_of(spot.layer)
-        name = algebra.name("x" if phase == FORWARD else "dy")
-        given = self.letters.shown(name, _used_type(spot, algebra, phase), picture_of(array))
-        number = self._turns.now.microbatch
+    def _frame(self, spot: Spot, phase: str, args: tuple[Any, ...]) -> Frame:
+        algebra, number, array = algebra_of(spot.layer), self._turns.now.microbatch, args[0]
         inputs = self._inputs.setdefault((spot.name, number), [])
         if phase == FORWARD:
-            inputs.append(given)
-        x = inputs[-1] if phase == FORWARD else inputs.pop()
-        shown = {x.name: x, name: given, **self._params_of(spot, algebra)}
-        return Frame(spot, phase, algebra, array, given, shown, number)
+            inputs.append(self._inputs_of(spot, algebra, args))
+        shown = dict(inputs[-1] if phase == FORWARD else inputs.pop())
+        past = shown[algebra.name("x")]
+        if phase == BACKWARD and array is not None:  # where ids came out there is no gradient
+            name = algebra.name("dy")
+            past = shown[name] = self.letters.shown(name, _used_type(spot, algebra, phase), picture_of(array))
+        return Frame(spot, phase, algebra, array, past, shown | self._params_of(spot, algebra), number)
+
+    def _inputs_of(self, spot: Spot, algebra: Algebra, args: tuple[Any, ...]) -> dict[str, Shown]:
+        """What forward is given: x, and what the algebra says to come behind it."""
+        name = algebra.name("x")
+        found = {name: self.letters.shown(name, _used_type(spot, algebra, FORWARD), picture_of(args[0]))}
+        for each, array in zip(algebra.beside, args[1:], strict=False):
+            rows = array.reshape(len(array), -1)
+            found[each] = self.letters.shown(each, spot.outgoing, picture_of(rows))
+        return found
 
     def _end(self, frame: Frame, made: Array | None) -> None:
         """What comes after the last collective; where one rank alone sums nothing, the work that makes its summand."""
@@ -274,6 +283,8 @@ class Recorder(LayerObserver, GroupObserver):
     def _before(self, frame: Frame, child: str, kind: ArrayType, given: Array) -> None:
         """What the layer has done by itself before its layer `child`."""
         self._join(frame, child, kind, given)
+        if child == frame.past_of:
+            frame.past = self.letters.shown("x" if frame.phase == FORWARD else "dy", kind, picture_of(given))
         if frame.spot.layer.algebra is None and given is not frame.newest:
             segment = frame.steps(Segment)[0]
             self._own_work(frame, segment, self.letters.shown(segment.output, kind, picture_of(given)))

@@ -124,11 +124,12 @@ def help_lines() -> list[str]:
 def list_lines(film: Film) -> list[str]:
     """One line an operation."""
     lines = [film.title, *film.facts, ""]
+    width = max([26, *(len(op.layer) for op in film.ops if op.phase != UPDATE)])
     for op in film.ops:
         what = f"{op.collective} of {_bytes(max(op.given_bytes))} a rank" if op.collective else op.title
         what = f"{op.title}: {ways(op)}" if op.peers else what
         turn = f"{op.microbatch if op.phase != UPDATE else '':3} " if film.places else ""
-        lines.append(f"{op.number:4} {op.phase:8} {turn}{op.layer:26} {what}")
+        lines.append(f"{op.number:4} {op.phase:8} {turn}{op.layer:{width}} {what}")
     return lines
 
 

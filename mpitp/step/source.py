@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from mpitp.data.tokenizer import load_tokenizer
 from mpitp.error_stream import tell
 from mpitp.errors import ConfigError, UsageError
 from mpitp.files import read_json
-from mpitp.layers.partition import share_heads, share_of
+from mpitp.layers.partition import share_heads
 from mpitp.layers.site import choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig, Dropouts
@@ -28,10 +26,10 @@ from mpitp.models.stages import Cutting
 from mpitp.step.assemble import assemble
 from mpitp.step.cuts import Sizes
 from mpitp.step.film import Film
-from mpitp.step.mesh_pass import Layout, record
+from mpitp.step.mesh_pass import record
+from mpitp.step.others import WORDS, dealt, other_subject, told_tokens, with_overrides
+from mpitp.step.wish import Subject, Wish
 
-# What the tiny models' ids stand for.
-WORDS = ("a", "the", "cat", "dog", "sat", "ran", "on", "to", "mat", "hill", ".")
 # Small enough to see every number, uneven on 3 ranks, with a KV head that two ranks use.
 _TINY = {"vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.5}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -52,27 +50,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command line says; `model` is a directory, of which one block is taken (of a pipeline one a stage).
-
-    `invariant`: the mode that is equal to the last bit in all layouts. `ranks`: None for as many as the layout's axes
-    beside tp have, and 3 where it has none.
-    """
-
-    ranks: int | None = 3
-    preset: str = "llama"
-    config: str | None = None
-    overrides: tuple[str, ...] = ()
-    model: str | None = None
-    block: int = 0
-    tokens: int | None = None
-    text: str | None = None
-    layout: Layout = Layout()
-    seed: int = 0
-    invariant: bool = False
-
-
 def make_film(wish: Wish) -> Film:
     """Run one forward and backward pass on thread ranks and return every operation of it."""
     layout = wish.layout
@@ -82,21 +59,29 @@ def make_film(wish: Wish) -> Film:
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")
     meshes = [abstract_mesh(layout.sizes, rank, ranks) for rank in range(ranks)]
-    source = _source(wish)
-    config = source.made_config
-    tell(config.notices)
-    source.check(make_site(meshes[0]))
-    batches = _batches(wish, config)
+    subject = other_subject(wish, meshes[0].sizes["tp"]) or _subject(wish, meshes[0])
+    tell(subject.config.notices)
+    batches, config = subject.batches, subject.config
     layout = dataclasses.replace(layout, blocks=choose_blocks(wish.invariant, 0, config.heads))
-    logs = run_threads(ranks, record, source.make, batches, layout)
-    film = assemble(_title(wish, config, ranks, batches), _facts(config, meshes[0].sizes["tp"]), logs, _places(meshes))
-    film.words, film.invariant = _words(wish, config, batches), wish.invariant
-    film.sizes = Sizes.of(config, len(batches[0].tokens)).as_dict()
-    if share_heads(config.heads, config.kv_heads, 0, meshes[0].sizes["tp"], layout.blocks).kv_shared:
+    logs = run_threads(ranks, record, subject.make, batches, layout)
+    film = assemble(_title(wish, subject, ranks), subject.facts, logs, _places(meshes))
+    film.words, film.sizes, film.invariant = subject.words, subject.sizes, wish.invariant
+    if isinstance(config, DecoderConfig) and _has_shared_heads(config, meshes[0].sizes["tp"], layout.blocks):
         _note_shared_heads(film)
     for op in film.ops:  # the blocks that were taken have their own numbers
-        op.layer = re.sub(r"^blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + wish.block}", op.layer)
+        op.layer = re.sub(r"^blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + subject.first_block}", op.layer)
     return film
+
+
+def _subject(wish: Wish, mesh: Mesh) -> Subject:
+    """A model that continues text."""
+    source = _source(wish)
+    config = source.made_config
+    source.check(make_site(mesh))
+    batches = _batches(wish, config)
+    sizes = Sizes.of(config, len(batches[0].tokens)).as_dict()
+    words, facts = _words(wish, config, batches), _facts(config, mesh.sizes["tp"])
+    return Subject(config, _where(wish, config), source.make, batches, facts, words, sizes, wish.block)
 
 
 def make_films(wish: Wish, rank_counts: Sequence[int | None]) -> tuple[list[Film], list[str]]:
@@ -127,6 +112,10 @@ def _words(wish: Wish, config: DecoderConfig, batches: Sequence[Batch]) -> dict[
     return {each: WORDS[each] for each in ids} if is_tiny else {}
 
 
+def _has_shared_heads(config: DecoderConfig, ranks: int, blocks: int) -> bool:
+    return bool(share_heads(config.heads, config.kv_heads, 0, ranks, blocks).kv_shared)
+
+
 def _note_shared_heads(film: Film) -> None:
     """What the equation of dx doesn't say of KV heads on several ranks."""
     for op in film.ops:
@@ -134,14 +123,18 @@ def _note_shared_heads(film: Film) -> None:
             op.note += "; a KV head on several ranks counts on the rank that owns it"
 
 
-def _title(wish: Wish, config: DecoderConfig, ranks: int, batches: Sequence[Batch]) -> str:
-    blocks = (
-        f"block {wish.block}"
-        if wish.layout.pp == 1
-        else f"blocks {wish.block}-{wish.block + wish.layout.num_parts - 1}"
+def _where(wish: Wish, config: DecoderConfig) -> str:
+    if wish.model is None:
+        return f"{config.model_type}, fresh weights"
+    last = wish.block + wish.layout.num_parts - 1
+    return (
+        f"block {wish.block} of {wish.model}" if wish.layout.pp == 1 else f"blocks {wish.block}-{last} of {wish.model}"
     )
-    where = f"{blocks} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
-    title = f"{where}, {ranks} rank{'s' * (ranks > 1)}, {len(batches[0].tokens)} tokens"
+
+
+def _title(wish: Wish, subject: Subject, ranks: int) -> str:
+    batches = subject.batches
+    title = f"{subject.where}, {ranks} rank{'s' * (ranks > 1)}, {told_tokens(batches[0])}"
     title += f" in each of {len(batches)} sequences" if len(batches) > 1 else ""
     title += f", {wish.layout.schedule}" if wish.layout.pp > 1 else ""
     title += ", sequence-parallel" if wish.layout.sequence_parallel else ""
@@ -167,7 +160,7 @@ def _source(wish: Wish) -> ModelSource:
             else read_json(path / "config.json" if path.is_dir() else path)
         )
         own = [text.partition("=")[0] for text in wish.overrides]
-        fresh = config_from_hf(_with_overrides(raw, wish.overrides), own)
+        fresh = config_from_hf(with_overrides(raw, wish.overrides), own)
         return ModelSource(dataclasses.replace(fresh, dropouts=Dropouts()), seed=wish.seed, cutting=cutting)
     whole = dataclasses.replace(load_config(wish.model), dropouts=Dropouts())
     if not 0 <= wish.block < whole.num_layers:
@@ -185,20 +178,6 @@ def _deep(preset: Mapping[str, Any], parts: int) -> dict[str, Any]:
     """The preset with a block for each part of a pipeline."""
     key = "n_layer" if "n_layer" in preset else "num_hidden_layers"
     return {**preset, key: parts}
-
-
-def _with_overrides(raw: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE, the value as JSON or else as a word."""
-    fields = dict(raw)
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--set {text}: expected KEY=VALUE, for example --set hidden_size=8")
-        try:
-            fields[key] = json.loads(value)
-        except ValueError:
-            fields[key] = value
-    return fields
 
 
 def _batches(wish: Wish, config: DecoderConfig) -> list[Batch]:
@@ -227,15 +206,11 @@ def _batches(wish: Wish, config: DecoderConfig) -> list[Batch]:
 
 def _facts(config: DecoderConfig, ranks: int) -> list[str]:
     """How the model is dealt to the ranks."""
-
-    def dealt(units: int) -> str:
-        return "+".join(str(share_of(units, rank, ranks).size) for rank in range(ranks))
-
     held = [share_heads(config.heads, config.kv_heads, rank, ranks).kv for rank in range(ranks)]
     kv = " ".join("{" + ",".join(map(str, each)) + "}" for each in held)
     return [
-        f"width {config.hidden_size}, {config.heads} heads of {config.head_dim} dealt {dealt(config.heads)}",
+        f"width {config.hidden_size}, {config.heads} heads of {config.head_dim} dealt {dealt(config.heads, ranks)}",
         f"{config.kv_heads} KV heads: {kv}",
-        f"{config.ffn_hidden} FFN columns {dealt(config.ffn_hidden)}",
-        f"{config.vocab_size} vocabulary rows {dealt(config.vocab_size)}",
+        f"{config.ffn_hidden} FFN columns {dealt(config.ffn_hidden, ranks)}",
+        f"{config.vocab_size} vocabulary rows {dealt(config.vocab_size, ranks)}",
     ]

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpitp.step.film import UPDATE, WEIGHT_GRADS, Op
+from mpitp.step.guide import Guide
+from mpitp.step.guides_of_encoders import OWN, SUMS
 from mpitp.step.moves import GRADIENTS
-
-EXAMPLES = {  # a chapter: the scripts of examples/ that teach it
-    "linear": ("01_four_ways_to_cut_a_product.py", "02_column_then_row.py"),
-    "attention": ("04_attention_by_heads.py",),
-    "vocabulary": ("05_the_vocabulary.py",),
-    "block": ("06_a_whole_block.py",),
-    "backward": ("03_backward_is_the_conjugate.py",),
-    "optimizer": ("07_train_on_real_text.py", "13_data_parallel_and_zero.py"),
-    "pipeline": ("15_a_pipeline_and_its_bubble.py",),
-    "context": ("16_ring_attention.py",),
-    "replicas": ("13_data_parallel_and_zero.py",),
-    "tokens cut": ("14_sequence_parallel.py",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Guide:
-    """Of one operation: a chapter of `EXAMPLES`, and two sentences."""
-
-    chapter: str
-    why: str
-    without: str
-
-    @property
-    def examples(self) -> tuple[str, ...]:
-        """The scripts that teach it."""
-        return EXAMPLES[self.chapter]
-
 
 _F, _B = "forward", "backward"
 _COLUMN, _ROW = "column-parallel linear", "row-parallel linear"
@@ -61,6 +33,7 @@ _ACTIVATION_BACK = Guide(
 )
 
 _OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is and the pass
+    **OWN,
     (_EMBEDDING, _F): Guide(
         "vocabulary",
         "Each token becomes a row of E. Every rank holds some rows of the table, and gives zeros for the others.",
@@ -148,6 +121,7 @@ _OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer i
     ),
 }
 _SUMS: dict[tuple[str, str], Guide] = {  # a collective, by the layer's kind and the pass
+    **SUMS,
     (_EMBEDDING, _F): Guide(
         "vocabulary",
         "One rank holds the row of each token, the others have zeros: the sum puts it on every rank.",
@@ -233,7 +207,7 @@ _OTHER = {
     _B: Guide("backward", "The mirror of its forward pass.", "What comes before it would get no gradient."),
     UPDATE: Guide("optimizer", "The end of the step.", "The weights would stay as they are."),
 }
-_NORMS, _ACTIVATIONS = ("RMSNorm", "LayerNorm"), ("SwiGLU", "GELU")
+_NORMS, _ACTIVATIONS = ("RMSNorm", "LayerNorm"), ("SwiGLU", "GELU", "activation")
 
 
 def guide(op: Op) -> Guide:
@@ -245,7 +219,7 @@ def guide(op: Op) -> Guide:
         return _LATER
     if op.subject == GRADIENTS:
         return _AMONG["rows" if op.axis == "tp" else "gradients"]
-    if kind == "all_gather":
+    if kind == "all_gather" and (op.subject, op.phase) not in SUMS:
         return _GATHER
     if kind == "reduce_scatter":
         return _SCATTER

@@ -128,8 +128,8 @@ class Log(LayerObserver):
             return run()
         tokens, around, before = self._tokens_of(phase, args), self._around, self._tokens
         self._tokens = tokens
-        if phase == FORWARD and len(args) > 1 and isinstance(args[1], Pass):
-            self._around = (args[1], tokens)
+        if phase == FORWARD and len(args) > 1 and isinstance(args[-1], Pass):
+            self._around = (args[-1], tokens)
         result = run()
         self._around = around
         if phase == FORWARD and self._reads_memory(args[0]):
@@ -143,7 +143,7 @@ class Log(LayerObserver):
         return result
 
     def _tokens_of(self, phase: str, args: tuple[Any, ...]) -> Tokens:
-        second = args[1] if len(args) > 1 else None
+        second = args[-1] if len(args) > 1 else None
         if phase == FORWARD and isinstance(second, Pass):
             if self._around is None:
                 return self._of_pass(second)

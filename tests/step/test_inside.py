@@ -12,10 +12,11 @@ from mpitp.ops.adamw import AdamWRule, adamw_reference
 from mpitp.optim.adamw import AdamWSettings
 from mpitp.step.code import code_of
 from mpitp.step.film import UPDATE, Film
+from mpitp.step.guide import EXAMPLES
 from mpitp.step.mesh_pass import Layout
 from mpitp.step.products import products_of
 from mpitp.step.source import PRESETS, Wish, make_film
-from mpitp.step.tour import EXAMPLES, guide
+from mpitp.step.tour import guide
 from mpitp.step.update import CLIP_NORM, LR
 from tests.step.films import film_of
 from tests.step.test_record import LAYOUTS, find, named, values

@@ -176,7 +176,7 @@ def test_options_that_do_not_go_together(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [["step"], ["eval", "perplexity"]])
+@pytest.mark.parametrize("verb", [["eval", "perplexity"]])
 def test_verbs_for_models_that_continue_text_refuse_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
 ) -> None:

@@ -107,8 +107,8 @@ def memory_gradient_of_one_block(model: Any) -> None:
 
 def keys_of_the_next_head(model: Any) -> None:
     heads = model["blocks.0.cross.heads"]
-    attend = heads.attend
-    heads.attend = lambda q, kv, run: attend(q, np.roll(kv, 1, axis=1), run)
+    forward = heads.forward
+    heads.forward = lambda q, kv, run: forward(q, np.roll(kv, 1, axis=1), run)
 
 
 def bias_of_another_head(model: Any) -> None:
@@ -119,7 +119,7 @@ def bias_of_another_head(model: Any) -> None:
 FAULTS = [
     (memory_gradient_not_summed, "dx", "blocks.1.cross.kv"),
     (memory_gradient_of_one_block, "dx", "to decoder"),
-    (keys_of_the_next_head, "y", "blocks.0.cross.out"),
+    (keys_of_the_next_head, "y", "blocks.0.cross.heads"),
     (bias_of_another_head, "start", "encoder.blocks.0.attention.heads.bias"),
 ]
 

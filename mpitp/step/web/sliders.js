@@ -22,6 +22,7 @@ function sizesWith(heads, kvHeads) {
 }
 
 function openSliders() {
+  if (!film.sizes.units) return;
   $("in-ranks").max = data.most_ranks;
   $("in-ranks").value = film.ranks;
   $("in-heads").max = Math.max(16, film.sizes.units.heads);

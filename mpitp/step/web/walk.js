@@ -54,6 +54,7 @@ function otherFilm(ranks, invariant) {
 function tellFilm() {
   preparePictures();
   $("title").textContent = film.title;
+  $("what-if").hidden = !film.sizes.units;  // its formulas are those of models that continue text
   $("facts").textContent = film.facts.join("  \u00b7  ");
   document.title = `mpitp step: ${film.title}`;
   const counts = [...new Set(data.films.map(each => each.ranks))].sort((a, b) => a - b);
