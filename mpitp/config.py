@@ -171,9 +171,9 @@ class TaskSection(Section):
 
     section: ClassVar[str] = "task"
     kind: str = key(
-        "what comes next in text or was masked, classes of texts or images, translations",
+        "what comes next in text or was masked, classes of texts, of their words or of images, translations",
         "text",
-        one_of("text", "masked", "classification", "image", "translation"),
+        one_of("text", "masked", "classification", "token-classification", "image", "translation"),
     )
     mask_rate: float = key("masked: how many of the tokens are to be told", 0.15, PART)
 

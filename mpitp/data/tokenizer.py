@@ -77,6 +77,11 @@ class Tokenizer:
         """The end of a text, where the tokenizer has one."""
         return () if self.eos_id is None else (self.eos_id,)
 
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """What is put before and behind a text."""
+        return self._prefix, self._suffix
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. With special tokens: what the tokenizer puts around a text (often a first bos), unless
         the text has it already.

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from mpitp.error_stream import tell
 from mpitp.errors import FileError, UsageError
 from mpitp.files import os_failure, write_file
-from mpitp.infer.lines import from_words, is_surrogate, read_lines, takes_every_letter, write_out
+from mpitp.infer.lines import given_texts, takes_every_letter, write_out
 from mpitp.paths import path_option
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
 
 _DESCRIPTION = """\
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     group, device = start_job(args.device)
     agree(group, lambda: call_facts("embed", args, ["model"]) | model_facts("--model", args.model))
-    texts = _texts(args, group)
+    texts = given_texts(args.texts, args.file, group)
     config, tokenizer = load_encoder_config(args.model), load_tokenizer(args.model)
     check_fits(tokenizer, config.vocab_size, args.model)
     pool = args.pool or default_pool(args.model)
@@ -94,22 +93,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--json prints the vectors and --out writes them; choose one")
     if args.max_tokens is not None and args.max_tokens < 3:
         raise UsageError(f"--max-tokens must be at least 3, got {args.max_tokens}")
-
-
-def _texts(args: argparse.Namespace, group: Group) -> list[str]:
-    """The texts; a file or standard input is read by rank 0 and broadcast."""
-    if args.file is None:
-        lines: list[str] | FileError = [from_words(text) for text in args.texts]
-    else:
-        lines = group.broadcast_object(read_lines(args.file, "text") if group.rank == 0 else None)
-    if isinstance(lines, FileError):
-        raise lines
-    for index, text in enumerate(lines):
-        if not text.strip():
-            raise UsageError(f"text {index + 1} is empty; every text needs some words")
-        if any(map(is_surrogate, text)):
-            raise UsageError(f"text {index + 1} is not UTF-8 text")
-    return lines
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str], most: int) -> tuple[list[list[int]], list[str]]:

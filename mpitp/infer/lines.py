@@ -6,7 +6,8 @@ import os
 import sys
 from typing import Any
 
-from mpitp.errors import FileError
+from mpitp.comm.group import Group
+from mpitp.errors import FileError, UsageError
 from mpitp.files import os_failure, read_regular
 from mpitp.text import decode_text, lines_of
 
@@ -38,6 +39,24 @@ def read_lines(path: str, what: str) -> list[str] | FileError:
     except OSError as error:
         return FileError(f"can't read {path}: {error.strerror}")
     return lines if lines else FileError(f"{path} holds no {what}; expected one a line")
+
+
+def given_texts(words: list[str], file: str | None, group: Group) -> list[str]:
+    """Texts given as words of the command line, or a line each in a file or standard input, which rank 0 reads; the
+    same on every rank. A collective.
+    """
+    if file is None:
+        lines: list[str] | FileError = [from_words(text) for text in words]
+    else:
+        lines = group.broadcast_object(read_lines(file, "text") if group.rank == 0 else None)
+    if isinstance(lines, FileError):
+        raise lines
+    for index, text in enumerate(lines):
+        if not text.strip():
+            raise UsageError(f"text {index + 1} is empty; every text needs some words")
+        if any(map(is_surrogate, text)):
+            raise UsageError(f"text {index + 1} is not UTF-8 text")
+    return lines
 
 
 def write_out(text: str) -> None:

@@ -144,4 +144,5 @@ def _summary(result: RunResult) -> str:
     held_out = "" if result.valid_loss is None else f", held-out loss {result.valid_loss:.4f}"
     held_out += "" if result.valid_accuracy is None else f", accuracy {result.valid_accuracy:.4f}"
     held_out += "" if result.valid_exact is None else f", exact {result.valid_exact:.4f}"
+    held_out += "" if result.valid_f1 is None else f", F1 {result.valid_f1:.4f}"
     return f"{losses}{held_out}; model in {result.model_directory}"

@@ -8,8 +8,9 @@ from mpitp.train.image_task import ImageTask
 from mpitp.train.pair_task import PairTask
 from mpitp.train.setup import model_config, open_data
 from mpitp.train.task import Task, TextTask
+from mpitp.train.tokens_task import TokensTask
 
-ENCODER_TASKS: dict[str, type[EncoderTask]] = {**TASKS, "image": ImageTask}
+ENCODER_TASKS: dict[str, type[EncoderTask]] = {**TASKS, "token-classification": TokensTask, "image": ImageTask}
 
 
 def open_task(config: RunConfig) -> Task:

@@ -59,6 +59,7 @@ class RunResult:
     model_directory: Path
     valid_accuracy: float | None = None  # part of right choices, where the task is one
     valid_exact: float | None = None  # part of wholly right texts, where there are such
+    valid_f1: float | None = None  # of the labels of words
 
 
 def train(
@@ -112,7 +113,7 @@ def _result(losses: Sequence[float], valid: Any, directory: Path) -> RunResult:
     first_loss, last_loss = (losses[0], losses[-1]) if losses else (None, None)
     if valid is None:
         return RunResult(first_loss, last_loss, None, directory)
-    return RunResult(first_loss, last_loss, valid.loss, directory, valid.accuracy, valid.exact)
+    return RunResult(first_loss, last_loss, valid.loss, directory, valid.accuracy, valid.exact, valid.f1)
 
 
 def _opened(config: RunConfig, world: Group, device: Device) -> tuple[RunConfig, Task]:
@@ -226,6 +227,9 @@ class TrainLoop:
             if found.exact is not None:
                 record["valid_exact"] = found.exact
                 told += f", exact {found.exact:.4f}"
+            if found.f1 is not None:
+                record["valid_f1"] = found.f1
+                told += f", F1 {found.f1:.4f}"
             self.metrics.say(told)
         if last or is_due or step % self.config.train.log_every == 0:
             self.metrics.log(record)

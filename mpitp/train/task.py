@@ -34,12 +34,13 @@ class Source(Cuttable, Protocol):
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What held-out data came to: the mean loss, and where it is a choice, the part of right ones; where it is one of
-    whole texts, the part of those that are right from beginning to end.
+    whole texts, the part of those that are right from beginning to end; of words, the F1 of their labels.
     """
 
     loss: float
     accuracy: float | None = None
     exact: float | None = None
+    f1: float | None = None
 
 
 class Task(ABC):

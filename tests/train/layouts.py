@@ -114,7 +114,7 @@ def found_in(settings: RunConfig) -> Arrays:
     run_dir = Path(settings.train.run_dir)
     found: Arrays = {}
     for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()):
-        for key in ("loss", "grad_norm", "valid_loss", "valid_accuracy", "valid_exact", "tokens"):
+        for key in ("loss", "grad_norm", "valid_loss", "valid_accuracy", "valid_exact", "valid_f1", "tokens"):
             if key in line:
                 found[f"step {line['step']} {key}"] = np.array(line[key])
     path = run_dir / "checkpoints" / f"step-{settings.train.steps:08}"
