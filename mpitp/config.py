@@ -171,7 +171,7 @@ class TaskSection(Section):
 
     section: ClassVar[str] = "task"
     kind: str = key(
-        "what comes next in text or was masked, classes of texts, of their words or of images, translations",
+        "next or masked tokens, classes of texts, words or images, translations",
         "text",
         one_of("text", "masked", "classification", "token-classification", "image", "translation"),
     )
