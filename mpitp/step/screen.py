@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from mpitp.step.code import code_of, example_text, example_title, told_place
 from mpitp.step.film import UPDATE, Array, Film, Op, legend
+from mpitp.step.products import products_of
 from mpitp.step.rows import name_of, turn_of, ways
 from mpitp.step.sends import ALGORITHMS, kind_of, told_rounds
 from mpitp.step.tour import guide
-from mpitp.step.values import fits, panels
+from mpitp.step.values import fits, panels, rows_of
 
 WIDTH, HEIGHT = 80, 24  # a terminal that shows everything
 KEYS = (
@@ -72,7 +73,7 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
     free -= min(panel_rows, 2 * _LEAST_PANEL if shows_sum else _LEAST_PANEL)
     note, pair = wrapped(f"    {op.note}", width) if op.note else [], _pair(op)
     blanks = []
-    for remark, where in ((note, head), (pair, below)):
+    for remark, where in ((_tokens(film, op, width), head), (note, head), (pair, below)):
         if len(remark) <= free:
             where += remark
             free -= len(remark)
@@ -81,7 +82,10 @@ def op_lines(film: Film, op: Op, view: View, width: int = 80, height: int = 20) 
         free -= 1
     used = len(head) + len(arrays) + len(below) + sum(map(len, blanks))
     room, array = max(height - used, 4), op.arrays[index]
-    panel = _sum(op, view, width, room) if shows_sum else _panel(film, op, array, view, width, room)
+    if shows_sum:
+        panel = _sum(op, view, width, room)
+    else:
+        panel = _all_panels(film, op, view, width, room) or _panel(film, op, array, view, width, room)
     lines = [*head, *blanks[2], *arrays, *blanks[0], *panel, *blanks[1], *below]
     return [line[:width] for line in lines[:height]]
 
@@ -154,6 +158,27 @@ def _panel(film: Film, op: Op, array: Array, view: View, width: int, height: int
     return panels([array.pictures[place] for place in places], names, width, height, shades=view.shades)
 
 
+def _all_panels(film: Film, op: Op, view: View, width: int, height: int) -> list[str]:
+    """All arrays in the order of the equation, where there is room for them; else nothing."""
+    if view != View() or len(op.arrays) < 2 or not all(p.is_whole for array in op.arrays for p in array.pictures):
+        return []
+    products = products_of(op.equation, [array.name for array in op.arrays])
+    order = [name for product in products for name in (product.left, product.right, product.out)]
+    arrays = sorted(op.arrays, key=lambda array: order.index(array.name) if array.name in order else len(order))
+    lines: list[str] = []
+    for array in arrays:
+        names = [f"{array.name}, {name_of(film, rank)}" for rank in op.ranks]
+        lines += [""] * bool(lines) + panels(list(array.pictures), names, width, height + 1, shades=False)
+    return lines if len(lines) <= height else []
+
+
+def _tokens(film: Film, op: Op, width: int) -> list[str]:
+    """The text of the ids that go in, where there is one."""
+    ids = next((a.pictures[0] for a in op.arrays if "ids" in a.name and a.pictures[0].is_integer), None)
+    words = [film.words.get(int(value), "") for value in ids.values[0]] if ids and film.words else []
+    return wrapped(f"    tokens: {' '.join(repr(word) for word in words)}", width) if words else []
+
+
 def _sum(op: Op, view: View, width: int, height: int) -> list[str]:
     """What the ranks hand in, then what comes of it: r0 + r1 + r2 = y."""
     given, made, ranks = op.arrays[0], op.arrays[-1], op.ranks
@@ -170,7 +195,7 @@ def _sum(op: Op, view: View, width: int, height: int) -> list[str]:
 
 
 def _rows(array: Array) -> int:
-    return max(len(picture.values) for picture in array.pictures)
+    return max(map(rows_of, array.pictures))
 
 
 def _traffic(film: Film, op: Op) -> list[str]:
@@ -230,6 +255,7 @@ def wrapped(text: str, width: int) -> list[str]:
 def whole_op(film: Film, op: Op, width: int = 80) -> list[str]:
     """The operation with every one of its arrays, one below the other."""
     lines = [film.title, _head(film, op, width), *wrapped(f"    {op.equation}", width)]
+    lines += _tokens(film, op, width)
     if op.note:
         lines += wrapped(f"    {op.note}", width)
     for array in op.arrays:

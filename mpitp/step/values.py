@@ -29,9 +29,9 @@ def panels(pictures: list[Picture], names: list[str], width: int, height: int, *
     exponent = scale_of(largest) if as_numbers and not pictures[0].is_integer else 0
     heads = [f"{name} {list(picture.shape)}"[:each] for name, picture in zip(names, pictures, strict=True)]
     if as_numbers:
-        blocks = [_numbers(picture, exponent, digits) for picture in pictures]
+        blocks = [_parted(picture, _numbers(picture, exponent, digits)) for picture in pictures]
     else:
-        blocks = [_shaded(picture, each, largest) for picture in pictures]
+        blocks = [_parted(picture, _shaded(picture, each, largest)) for picture in pictures]
     lines = [_join(heads, each)]
     longest = max(len(block) for block in blocks)
     scale = _scale_note(as_numbers, exponent, largest, pictures[0])
@@ -59,6 +59,20 @@ def fits(pictures: list[Picture], width: int) -> int:
     if not all(picture.is_whole for picture in pictures):
         return 0
     return next((digits for digits in NUMBER_WIDTHS if columns * digits <= each), 0)
+
+
+def rows_of(picture: Picture) -> int:
+    """Lines that an array takes; of three dims, such as scores by head, one more between two of the first."""
+    gaps = picture.shape[0] - 1 if len(picture.shape) == 3 and picture.is_whole else 0
+    return len(picture.values) + max(gaps, 0)
+
+
+def _parted(picture: Picture, lines: list[str]) -> list[str]:
+    """The lines of an array of three dims with an empty one between two of the first dim."""
+    if rows_of(picture) == len(lines):
+        return lines
+    size = picture.shape[1]
+    return [line for i, text in enumerate(lines) for line in ([""] if i and i % size == 0 else []) + [text]]
 
 
 def _numbers(picture: Picture, exponent: int, digits: int) -> list[str]:

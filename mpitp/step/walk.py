@@ -150,7 +150,8 @@ class Walk:
             self.message = "taken back: n asks again"
             return
         if not question.is_answer(line):
-            self.question, self.prompt = question, f"{line.strip()!r} is no answer; {question.hint}: "
+            self.question = question
+            self.prompt = f"{line.strip()!r} is no answer; {question.hint} (empty: take it back): "
             return
         is_right = question.is_right(line)
         self.asked, self.right = self.asked + 1, self.right + is_right

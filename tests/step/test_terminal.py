@@ -201,7 +201,7 @@ def test_what_is_no_answer_is_asked_again_and_does_not_count() -> None:
     session.send("n")
     session.wait_for("Which shape")
     session.send("1a\r")
-    session.wait_for("'1a' is no answer; numbers, like 4, 6:")
+    session.wait_for("'1a' is no answer; numbers, like 4, 6 (empty: take it back):")
     session.send("\r")
     session.wait_for("taken back: n asks again")
     session.send("n4, 4\r")

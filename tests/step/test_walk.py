@@ -216,3 +216,28 @@ def test_lines_of_code_and_examples_in_place() -> None:
     assert at.page is not None and at.page[0].startswith("05  ")
     assert at.page[1] == "python examples/05_the_vocabulary.py"
     assert "def main(group: Group) -> None:" in at.page
+
+
+def test_a_large_terminal_shows_all_arrays_in_the_order_of_the_equation() -> None:
+    at = walk()
+    large = at.lines(120, 40)
+    assert "    tokens: 'hill' 'to' 'ran' 'cat'" in large
+    heads = [line.split(",")[0] for line in large if ", rank 0 [" in line]
+    assert heads == ["ids", "E", "y_partial"]
+    assert [line for line in at.lines(80, 24) if ", rank 0 [" in line] == []
+    at.press("g")
+    at.answer("6")
+    lines = at.lines(120, 40)
+    assert [line.split(",")[0] for line in lines if ", rank 0 [" in line] == ["x", "W", "y_partial"]
+    at.press("a")
+    assert [line for line in at.lines(120, 40) if ", rank 0 [" in line] == [], "one array, and it alone"
+
+
+def test_scores_of_two_heads_stand_apart() -> None:
+    at = walk("g")
+    at.answer("5")
+    at.press("a")
+    at.press("a")
+    lines = at.lines(120, 40)
+    first = next(i for i, line in enumerate(lines) if line.startswith("rank 0 [2, 4, 4]"))
+    assert [bool(line.strip()) for line in lines[first + 1 : first + 10]] == [True] * 4 + [False] + [True] * 4
