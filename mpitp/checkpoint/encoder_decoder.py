@@ -20,6 +20,7 @@ from mpitp.models.encoder_decoders import (
     encoder_decoder_config_from_hf,
     recompute_both,
 )
+from mpitp.models.stages import Cutting
 
 
 def load_encoder_decoder_config(directory: str | Path) -> EncoderDecoderConfig:
@@ -54,6 +55,7 @@ class EncoderDecoderSource:
     """A model from `directory`, or fresh from `seed` where that is None, to be made on any site.
 
     `recompute`: which blocks forget (`layers/recompute.py`). `deals_weights`: to the ranks of the axes of data.
+    `cutting`: into the stages of a mesh that has several; encoder's blocks are counted first.
     """
 
     config: EncoderDecoderConfig
@@ -61,6 +63,7 @@ class EncoderDecoderSource:
     seed: int = 0
     recompute: str = "none"
     deals_weights: bool = False
+    cutting: Cutting = Cutting()
 
     @property
     def chosen_blocks(self) -> range:
@@ -73,11 +76,11 @@ class EncoderDecoderSource:
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be laid on such a site. Nothing is allocated."""
-        abstract_encoder_decoder(self.config, site)
+        abstract_encoder_decoder(self.config, site, self.cutting)
 
     def make(self, site: Site) -> EncoderDecoder:
         """The model on `site`, a collective over its ranks."""
-        model = recompute_both(build_encoder_decoder(self.config, site), self.recompute)
+        model = recompute_both(build_encoder_decoder(self.config, site, self.cutting), self.recompute)
         if self.deals_weights:
             deal_weights(model.layers, site.mesh)
         if self.directory is None:

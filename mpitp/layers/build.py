@@ -271,12 +271,13 @@ class Builder:
         kv = self.column(("k", "v"), sizes.hidden, own, bias=sizes.qkv_bias)
         core = CrossHeads(heads, d, d**-0.5 if sizes.scale is None else sizes.scale, dropout)
         out = self.row("out", own, sizes.hidden, bias=sizes.out_bias, std=sizes.out_std)
-        return CrossAttention(q, kv, core, out, self.site.batch_type)
+        return CrossAttention(q, kv, core, out, self.site.shard_type)
 
-    def relative_bias(self, heads: Share, buckets: Buckets) -> RelativeBias:
-        """A number for each bucket of distances and each of this rank's heads."""
+    def relative_bias(self, heads: Share, buckets: Buckets, *, is_replica: bool = False) -> RelativeBias:
+        """A number for each bucket of distances and each of this rank's heads. `is_replica`: another stage owns it."""
         part = Part("heads", (Cut.whole(buckets.count), Cut.of(heads)))
         table = self.site.param(self.site.placement([part], fused=1), std=self.init_std, decay=True)
+        table.placement = replace(table.placement, is_owner=table.placement.is_owner and not is_replica)
         return RelativeBias(table, buckets)
 
     def logits_bias(self, vocab: Share) -> LogitsBias:
@@ -313,7 +314,9 @@ class Builder:
 
     def gather(self, columns: Share) -> Gather:
         """How the columns of all ranks come together again."""
-        return (ColumnsToRows if self.site.sequence_parallel else GatherColumns)(self.site.tp, columns)
+        if self.site.sequence_parallel:
+            return ColumnsToRows(self.site.tp, columns, self.site.mesh.weights("tp"))
+        return GatherColumns(self.site.tp, columns)
 
     def on_first_rows(self, width: int, make: Callable[[Builder], Mapping[str, Layer]]) -> OnFirstRows:
         """Layers on the first row of each sequence; `make`: makes them, for rows that lie whole on every rank."""

@@ -22,7 +22,7 @@ from mpitp.layers.passes import Crossing, Pass
 class ToDecoder(Layer):
     """Turns from the encoder's rows to the decoder's. Its context is the pass's crossing.
 
-    `memory`: the type that the decoder's blocks take the encoder's output to be of.
+    `memory`: the type that the decoder's blocks take the encoder's output to be of; `ids`: that of the target's ids.
     """
 
     algebra = Algebra(
@@ -32,8 +32,8 @@ class ToDecoder(Layer):
         names={"y": "ids"},
     )
 
-    def __init__(self, memory: ArrayType) -> None:
-        self.memory = memory
+    def __init__(self, memory: ArrayType, ids: ArrayType) -> None:
+        self.memory, self.ids = memory, ids
 
     def forward(self, x: Array, run: Pass) -> tuple[Array, Crossing]:
         """x [t_source, h] -> ids [t]."""
@@ -51,7 +51,7 @@ class ToDecoder(Layer):
     def placements(self, incoming: ArrayType) -> ArrayType:
         """The memory as the blocks take it, to ids that are on every rank of tp alike."""
         self.memory.expect_like(incoming, "the encoder's output")
-        return self.memory
+        return self.ids
 
 
 class OnSource(Wrapper):

@@ -19,7 +19,7 @@ from mpitp.layers.algebra import Algebra, Segment, Sum
 from mpitp.layers.array_type import INVARIANT, VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, LinearContext
-from mpitp.layers.partition import Share, share_of, split_evenly
+from mpitp.layers.partition import Share, split_by_weight
 from mpitp.layers.placement import Cut
 
 
@@ -63,7 +63,7 @@ class GatherColumns(Layer):
 
 class ColumnsToRows(Layer):
     """The same with sequence parallelism: the columns of all rows become all columns of the rank's own rows, and
-    backward the other way round, an all-to-all each.
+    backward the other way round, an all-to-all each. `weights`: by which both are dealt (none: evenly).
     """
 
     algebra = Algebra(
@@ -76,17 +76,17 @@ class ColumnsToRows(Layer):
         "all-to-all forward and backward",
     )
 
-    def __init__(self, group: Group, columns: Share, axis: str = "tp") -> None:
-        self.group, self.columns, self.axis = group, columns, axis
+    def __init__(self, group: Group, columns: Share, weights: tuple[float, ...] = (), axis: str = "tp") -> None:
+        self.group, self.columns, self.weights, self.axis = group, columns, weights, axis
 
     def forward(self, x: Array, run: Any = None) -> tuple[Array, None]:
         """x [t, n/tp] -> y [t/tp, n]."""
-        blocks = [x[rows.start : rows.stop] for rows in split_evenly(len(x), self.group.size)]
+        blocks = [x[rows.start : rows.stop] for rows in split_by_weight(len(x), self.group.size, self.weights)]
         return array_module(x).concatenate(self.group.all_to_all(blocks), axis=1), None
 
     def backward(self, dy: Array, ctx: None) -> Array:
         """dy [t/tp, n] -> dx [t, n/tp]."""
-        shares = [share_of(self.columns.units, rank, self.group.size).span for rank in range(self.group.size)]
+        shares = split_by_weight(self.columns.units, self.group.size, self.weights)
         blocks = [dy[:, columns.start : columns.stop].copy() for columns in shares]
         return array_module(dy).concatenate(self.group.all_to_all(blocks))
 

@@ -77,6 +77,11 @@ class Site:
         """Of the ids that go in: the same on all ranks of tp, other samples along the axes of data."""
         return ArrayType.of(self.axes, **{axis: VARYING for axis in self.axes if axis in DATA_AXES})
 
+    @property
+    def shard_type(self) -> ArrayType:
+        """Of activations between the cut products."""
+        return self.batch_type.changed("tp", VARYING) if self.sequence_parallel else self.batch_type
+
     def abstract(self) -> Site:
         """The same without memory: for parameters that are counted or checked only."""
         return replace(self, device=AbstractDevice())

@@ -97,15 +97,15 @@ class Encoder(LayeredModel):
 
 
 def put_together(
-    config: EncoderConfig, site: Site, names: HfNames, make_head: Mapping[str, MakeHead], chosen: Chosen = ()
+    config: EncoderConfig, site: Site, names: HfNames, make_head: Mapping[str, MakeHead], chosen: Chosen
 ) -> Encoder:
     """The encoder on a site, all parameters zero; of its layers the chosen ones, chunk by chunk (none: all)."""
-    has_embedding = not chosen or EMBEDDING in chosen[0][0]
-    makers = _makers(config, Builder(site, config.init_std), make_head, has_embedding)
-    last = "" if config.head == FEATURES else list(makers)[-1]
-    chunks = [Chunk(own, incoming, last in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    makers = _makers(config, Builder(site, config.init_std), make_head, chosen.has(EMBEDDING))
+    chunks = chosen.made_of(makers, site.batch_type, "" if config.head == FEATURES else list(makers)[-1])
     layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
-    return Encoder(config, site, layers, names, chunks)
+    model = Encoder(config, site, layers, names, chunks)
+    model.stage_layers = chosen.stages
+    return model
 
 
 def layer_costs(config: EncoderConfig, layers: Mapping[str, Layer]) -> dict[str, float]:

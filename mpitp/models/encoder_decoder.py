@@ -27,10 +27,11 @@ from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
+from mpitp.models.beside import Memory
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import HfNames, LayeredModel
+from mpitp.models.stages import TO_DECODER, Chunk
 
-TO_DECODER = "to decoder"
 HEAD = "head"
 
 
@@ -42,9 +43,16 @@ class EncoderDecoder(LayeredModel):
     config: EncoderDecoderConfig
     entrance = "encoder.embedding"
 
-    def __init__(self, config: EncoderDecoderConfig, site: Site, layers: dict[str, Layer], names: HfNames) -> None:
-        super().__init__(site, layers, Builder(site, 0.0).loss(site.share(config.vocab_size)), names)
-        self.config = config
+    def __init__(
+        self,
+        config: EncoderDecoderConfig,
+        site: Site,
+        layers: dict[str, Layer],
+        names: HfNames,
+        chunks: Sequence[Chunk],
+    ) -> None:
+        super().__init__(site, layers, Builder(site, 0.0).loss(site.share(config.vocab_size)), names, chunks)
+        self.config, self.beside = config, Memory(self)
 
     def inputs(self, batch: Batch) -> Array:
         source = source_of(batch)
@@ -55,14 +63,20 @@ class EncoderDecoder(LayeredModel):
     def new_pass(self, batch: Batch, caches: Caches | None = None) -> Pass:
         source = source_of(batch)
         ids = from_host(batch.tokens, self.device.xp)
-        crossing = Crossing(Pass(source.rows, batch.dropout), ids)
-        return Pass(batch.rows, batch.dropout, caches, crossing=crossing)
+        crossing = Crossing(Pass(source.rows, batch.dropout, shard=self._shard(source.rows)), ids)
+        return Pass(batch.rows, batch.dropout, caches, self._shard(batch.rows), crossing=crossing)
+
+    def _shard(self, rows: Rows) -> Rows | None:
+        """Those between the cut products, where they are others."""
+        return rows.part(self.site.token_share(rows.num_tokens)) if self.site.sequence_parallel else None
 
     def check_targets(self, targets: np.ndarray) -> None:
         self._check_ids(np.maximum(targets, 0))
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Crossing:
         """The memory of these sources (token ids), the same on every rank: samples 0, 1, ... of what is generated."""
+        if self.site.sequence_parallel or self.site.mesh.sizes["pp"] > 1:
+            raise ConfigError("a model in stages or with sequence parallelism trains; to generate, make it without")
         source = Batch.of_lists(sources)
         self._check(source.tokens, source.rows, "source")
         ids = from_host(np.zeros(0, np.int64), self.device.xp)

@@ -13,11 +13,12 @@ from mpitp.layers.init import init_params
 from mpitp.layers.recompute import recomputing
 from mpitp.layers.site import Site
 from mpitp.models import bart, t5
-from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.models.encoder_decoder import HEAD, EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
-from mpitp.models.pair_layers import make_layers
+from mpitp.models.pair_layers import layer_makers, tied_params
+from mpitp.models.stages import Chosen, Cutting, chosen_chunks, token_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,24 @@ def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] 
     return replace(config, hf={**config.hf, "architectures": [kind.architecture], **more})
 
 
-def build_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
-    """The model on a site, all parameters zero. Raises ConfigError for a site that can't be, PlacementError where
-    layers don't fit one another, both before anything is allocated.
+def build_encoder_decoder(
+    config: EncoderDecoderConfig,
+    site: Site,
+    cutting: Cutting = Cutting(),  # noqa: B008  (frozen)
+) -> EncoderDecoder:
+    """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
+    site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    abstract_encoder_decoder(config, site).types()
-    return _on(config, site)
+    return _on(config, site, _chunks(config, site, cutting))
 
 
-def abstract_encoder_decoder(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
+def abstract_encoder_decoder(
+    config: EncoderDecoderConfig,
+    site: Site,
+    cutting: Cutting = Cutting(),  # noqa: B008  (frozen)
+) -> EncoderDecoder:
     """The model without memory: to count its parameters, or look at its types."""
-    _check_site(config, site)
-    return _on(config, site.abstract())
+    return _on(config, site.abstract(), _chunks(config, site, cutting))
 
 
 def new_encoder_decoder(config: EncoderDecoderConfig, site: Site, *, seed: int) -> EncoderDecoder:
@@ -110,11 +117,11 @@ def recompute_both(model: EncoderDecoder, wish: str) -> EncoderDecoder:
 
 
 def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
-    if site.sequence_parallel:
-        raise ConfigError("sequence parallelism is not supported with an encoder and a decoder: the memory lies whole")
-    for axis, why in (("pp", "every block of the decoder reads the encoder's output"), ("cp", "the memory lies whole")):
-        if site.mesh.sizes[axis] > 1:
-            raise ConfigError(f"mesh.{axis} is not supported with an encoder and a decoder: {why}; use tp and dp")
+    if site.mesh.sizes["cp"] > 1:
+        raise ConfigError(
+            "mesh.cp is not supported with an encoder and a decoder, whose cross attention reads whole sources; use "
+            "mesh.tp, sequence_parallel, dp and pp"
+        )
     sides = (config.encoder, config.decoder)
     sizes = {config.key("heads"): config.heads, config.key("vocab_size"): config.vocab_size}
     site.check_blocks(sizes | {config.key("encoder.ffn_hidden"): min(side.ffn_hidden for side in sides)})
@@ -122,7 +129,21 @@ def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
         raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
 
 
-def _on(config: EncoderDecoderConfig, site: Site) -> EncoderDecoder:
+def _chunks(config: EncoderDecoderConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
+    _check_site(config, site)
+    whole = _on(config, site.abstract())
+    lookups = ("embedding", "positions", "encoder.embedding", "encoder.positions")
+    costs = token_costs(whole.layers, dict.fromkeys(lookups, float(config.hidden_size)), {HEAD: config.vocab_size})
+    return chosen_chunks(whole.types(), costs, site, cutting)
+
+
+def _on(config: EncoderDecoderConfig, site: Site, chosen: Chosen = Chosen()) -> EncoderDecoder:  # noqa: B008  (frozen)
     kind = ENCODER_DECODER_TYPES[config.model_type]
-    names = HfNames(kind.hf_pieces(config), kind.ignorable_tensors)
-    return EncoderDecoder(config, site, make_layers(config, site), names)
+    makers = layer_makers(config, site, chosen.has)
+    chunks = chosen.made_of(makers, site.batch_type, list(makers)[-1])
+    layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
+    names = HfNames(kind.hf_pieces(config), kind.ignorable_tensors, tied_params(config))
+    model = EncoderDecoder(config, site, layers, names, chunks)
+    model.stage_layers = chosen.stages
+    return model

@@ -99,7 +99,7 @@ def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 
 
-def _on(config: EncoderConfig, site: Site, chosen: Chosen = ()) -> Encoder:
+def _on(config: EncoderConfig, site: Site, chosen: Chosen = Chosen()) -> Encoder:  # noqa: B008  (frozen)
     kind, tied = ENCODER_TYPES[config.model_type], TIED if config.head == MASKED else {}
     names = HfNames(kind.hf_pieces(config), kind.ignorable_tensors, tied)
     return put_together(config, site, names, kind.heads, chosen)

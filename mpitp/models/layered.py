@@ -8,7 +8,7 @@ A kind of model says what goes in and what it refuses (`CausalLM`, `Encoder`); a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from mpitp.layers.passes import Pass
 from mpitp.layers.site import Site
 from mpitp.models.any_config import AnyConfig
 from mpitp.models.batch import Batch
+from mpitp.models.beside import Alone, Beside
 from mpitp.models.names import HfPiece
 from mpitp.models.stages import Chunk
 
@@ -60,6 +61,11 @@ class HfNames:
     pieces: dict[tuple[str, str], HfPiece]
     ignorable_tensors: tuple[str, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_within(name: str, layers: Collection[str]) -> bool:
+    """Whether a parameter of this name is of one of the layers."""
+    return any(name.startswith(f"{layer}.") for layer in layers)
 
 
 def _ignore(name: str) -> None:
@@ -97,6 +103,8 @@ class LayeredModel(ABC):
         self.pieces, self.ignorable_tensors, self.tied = names.pieces, names.ignorable_tensors, names.tied
         self.gather = GatherFromTP(site.tp)
         self.balance_rule: BalanceRule | None = None  # of its auxiliary losses
+        self.beside: Beside = Alone(self)  # what goes between stages
+        self.stage_layers: Sequence[Collection[str]] = ()  # names of every stage's layers, where there are several
 
     @abstractmethod
     def inputs(self, batch: Batch) -> Array:
@@ -232,7 +240,13 @@ class LayeredModel(ABC):
     def _first_name(self, name: str) -> str:
         """The name of the parameter that this one is tied to, where that isn't among this rank's own."""
         first = self.tied.get(name, name)
-        return name if first.partition(".")[0] in self.layers else first
+        return name if is_within(first, self.layers) else first
+
+    def stages_with(self, first: str) -> list[int]:
+        """The stages that hold the parameter called so, or one that is tied to it, from the last on."""
+        names = [first, *(second for second, of in self.tied.items() if of == first)]
+        holders = [i for i, own in enumerate(self.stage_layers) if any(is_within(name, own) for name in names)]
+        return holders[::-1]
 
     def types(self) -> dict[str, TypedLayer]:
         """What every layer takes and gives along each axis. Raises PlacementError where they don't fit."""

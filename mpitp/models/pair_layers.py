@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, cached_property, partial
 
 from mpitp.layers.activation import activation_of
 from mpitp.layers.attention import AttentionDropout, SelfAttention
@@ -23,70 +25,90 @@ from mpitp.layers.relative_bias import RelativeBias
 from mpitp.layers.scale import Scale
 from mpitp.layers.sinusoids import Sinusoids
 from mpitp.layers.site import Site
-from mpitp.models.encoder_decoder import HEAD, TO_DECODER
-from mpitp.models.encoder_decoder_config import LEARNED, RELATIVE, SINES, EncoderDecoderConfig, Side
+from mpitp.models.encoder_decoder import HEAD
+from mpitp.models.encoder_decoder_config import LEARNED, RELATIVE, SINES, EncoderDecoderConfig
+from mpitp.models.stages import TO_DECODER
 from mpitp.ops.relative_buckets import Buckets
 from mpitp.ops.sight import CAUSAL, EVERYTHING
 
+Table = DenseProduct | GroupwiseProduct
+Makers = dict[str, Callable[[], Layer]]
+FIRST = "encoder.embedding"  # whose table the others share
+BIAS = "attention.heads.bias"  # of a block: a side's blocks share one
 
-def make_layers(config: EncoderDecoderConfig, site: Site) -> dict[str, Layer]:
-    """All layers by name, in forward order, their parameters still zero."""
+
+def layer_makers(config: EncoderDecoderConfig, site: Site, has: Callable[[str], bool]) -> Makers:
+    """What makes each layer, by name, in forward order. `has`: whether this rank has the layer of that name; what it
+    shares with one that it doesn't have is a replica.
+    """
     build, vocab = Builder(site, config.init_std), site.share(config.vocab_size)
     tables = replace(build, init_std=config.init_std / config.logits_scale)  # a scaled table begins as much larger
-    table = tables.vocab_table(vocab, config.hidden_size)
-    encoder = Stack(config, build, config.encoder, is_decoder=False)
-    decoder = Stack(config, build, config.decoder, is_decoder=True)
-    layers: dict[str, Layer] = {f"encoder.{name}": OnSource(layer) for name, layer in encoder.layers(table).items()}
-    layers[TO_DECODER] = ToDecoder(site.batch_type)
-    layers |= decoder.layers(table)
+    table = cache(lambda: tables.vocab_table(vocab, config.hidden_size, is_replica=not has(FIRST)))
+    encoder, decoder = (Stack(config, build, has, is_decoder=each) for each in (False, True))
+    makers: Makers = {f"encoder.{name}": partial(_on_source, make) for name, make in encoder.makers(table).items()}
+    makers[TO_DECODER] = lambda: ToDecoder(site.shard_type, site.batch_type)
+    makers |= decoder.makers(table)
     if config.logits_scale != 1:
-        layers["head scale"] = Scale(config.logits_scale)
-    layers[HEAD] = build.head(table if config.tied else build.vocab_table(vocab, config.hidden_size), vocab)
-    return layers | ({"logits bias": build.logits_bias(vocab)} if config.logits_bias else {})
+        makers["head scale"] = lambda: Scale(config.logits_scale)
+    own = lambda: build.vocab_table(vocab, config.hidden_size)  # noqa: E731
+    makers[HEAD] = lambda: build.head(table() if config.tied else own(), vocab)
+    return makers | ({"logits bias": lambda: build.logits_bias(vocab)} if config.logits_bias else {})
 
 
-Table = DenseProduct | GroupwiseProduct
+def tied_params(config: EncoderDecoderConfig) -> dict[str, str]:
+    """Parameters that are another one, and which."""
+    tied = dict.fromkeys(["embedding.weight", *([f"{HEAD}.weight"] if config.tied else [])], f"{FIRST}.weight")
+    if config.positions == RELATIVE:
+        for prefix, side in (("encoder.", config.encoder), ("", config.decoder)):
+            tied |= {f"{prefix}blocks.{i}.{BIAS}": f"{prefix}blocks.0.{BIAS}" for i in range(1, side.num_layers)}
+    return tied
+
+
+def _on_source(make: Callable[[], Layer]) -> Layer:
+    return OnSource(make())
 
 
 class Stack:
     """One side of the model: what stands before its blocks, the blocks, and what stands behind them."""
 
-    def __init__(self, config: EncoderDecoderConfig, build: Builder, side: Side, *, is_decoder: bool) -> None:
-        self.config, self.build, self.side, self.is_decoder = config, build, side, is_decoder
-        self.prefix = "" if is_decoder else "encoder."
-        self.heads = build.site.heads(side.heads, side.heads)
-        self.bias = self._relative_bias()
+    def __init__(
+        self, config: EncoderDecoderConfig, build: Builder, has: Callable[[str], bool], *, is_decoder: bool
+    ) -> None:
+        self.config, self.build, self.has, self.is_decoder = config, build, has, is_decoder
+        self.side, self.prefix = (config.decoder, "") if is_decoder else (config.encoder, "encoder.")
+        self.heads = build.site.heads(self.side.heads, self.side.heads)
 
-    def layers(self, table: Table) -> dict[str, Layer]:
-        """By name, in forward order."""
+    def makers(self, table: Callable[[], Table]) -> Makers:
+        """What makes each layer, by name, in forward order."""
         config, build, hidden = self.config, self.build, self.config.hidden_size
         vocab = build.site.share(config.vocab_size)
-        layers: dict[str, Layer] = {"embedding": build.embedding(table, vocab, config.held_id)}
+        makers: Makers = {"embedding": lambda: build.embedding(table(), vocab, config.held_id)}
         if config.embedding_scale != 1:
-            layers["embedding scale"] = Scale(config.embedding_scale)
+            makers["embedding scale"] = lambda: Scale(config.embedding_scale)
         if config.positions == LEARNED:
-            layers["positions"] = build.positions(config.max_positions, hidden, config.position_offset)
+            makers["positions"] = lambda: build.positions(config.max_positions, hidden, config.position_offset)
         elif config.positions == SINES:
-            layers["positions"] = Sinusoids()
+            makers["positions"] = Sinusoids
         if config.embedding_norm:
-            layers["embedding_norm"] = build.layer_norm(hidden, config.norm_eps)
-        layers |= self._dropout("embedding dropout", config.dropouts.embedding)
-        for i in range(self.side.num_layers):
-            layers[f"blocks.{i}"] = self._decoder_block(i) if self.is_decoder else self._encoder_block(i)
+            makers["embedding_norm"] = lambda: build.layer_norm(hidden, config.norm_eps)
+        makers |= self._dropout("embedding dropout", config.dropouts.embedding)
+        block = self._decoder_block if self.is_decoder else self._encoder_block
+        makers |= {f"blocks.{i}": partial(block, i) for i in range(self.side.num_layers)}
         if config.is_pre_norm:
-            layers["final_norm"] = build.rms_norm(hidden, config.norm_eps)
-            layers |= self._dropout("final dropout", config.dropouts.embedding)
-        return layers
+            makers["final_norm"] = lambda: build.rms_norm(hidden, config.norm_eps)
+            makers |= self._dropout("final dropout", config.dropouts.embedding)
+        return makers
 
-    def _dropout(self, name: str, rate: float) -> dict[str, Layer]:
-        return {name: Dropout(rate, f"{self.prefix}{name}")} if rate else {}
+    def _dropout(self, name: str, rate: float) -> Makers:
+        return {name: lambda: Dropout(rate, f"{self.prefix}{name}")} if rate else {}
 
-    def _relative_bias(self) -> RelativeBias | None:
+    @cached_property
+    def bias(self) -> RelativeBias | None:
         """One table for all blocks."""
         if self.config.positions != RELATIVE:
             return None
         buckets = Buckets(self.config.num_buckets, self.config.furthest, both_ways=not self.is_decoder)
-        return self.build.relative_bias(self.heads.query, buckets)
+        return self.build.relative_bias(self.heads.query, buckets, is_replica=not self.has(self._name(0)))
 
     def _encoder_block(self, index: int) -> Layer:
         name, attention, mlp = self._name(index), self._attention(index), self._mlp(index)

@@ -41,7 +41,7 @@ from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
 from mpitp.models.names import HfPiece
 from mpitp.models.nearest import advice
-from mpitp.models.stages import Chosen, Chunk, Cutting, chosen_chunks, token_costs
+from mpitp.models.stages import Chosen, Cutting, chosen_chunks, token_costs
 
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 HfPieces = Callable[[DecoderConfig], dict[tuple[str, str], HfPiece]]
@@ -179,7 +179,7 @@ def abstract_layers(config: DecoderConfig, site: Site, names: Sequence[str]) -> 
     """Some of the model's layers, in forward order, without memory, names in files and a look at their types: to count
     what they hold where that is asked hundreds of times.
     """
-    return _put_together(config, site.abstract(), [(tuple(names), site.batch_type)], pieces={})
+    return _put_together(config, site.abstract(), Chosen([(tuple(names), site.batch_type)]), pieces={})
 
 
 def new_model(config: DecoderConfig, site: Site, *, seed: int, cutting: Cutting = Cutting()) -> CausalLM:  # noqa: B008
@@ -222,20 +222,21 @@ def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> Chosen:
 def _put_together(
     config: DecoderConfig,
     site: Site,
-    chosen: Chosen = (),
+    chosen: Chosen = Chosen(),  # noqa: B008  (frozen)
     pieces: dict[tuple[str, str], HfPiece] | None = None,
 ) -> CausalLM:
     """The chosen layers, chunk by chunk; all of them in one, unless told otherwise. `pieces`: their names in files."""
     kind, build = MODEL_TYPES[config.model_type], Builder(site, config.init_std, config.grouping)
     vocab = site.share(config.vocab_size)
-    has_embedding = not chosen or EMBEDDING in chosen[0][0]
-    makers = _makers(config, build, vocab, has_embedding)
-    chunks = [Chunk(own, incoming, HEAD in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    makers = _makers(config, build, vocab, chosen.has(EMBEDDING))
+    chunks = chosen.made_of(makers, site.batch_type, HEAD)
     layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
     names = HfNames(
         tensor_names(config) if pieces is None else pieces, kind.ignorable_tensors, TIED if config.tied else {}
     )
-    return CausalLM(config, site, layers, build.loss(vocab), names, chunks)
+    model = CausalLM(config, site, layers, build.loss(vocab), names, chunks)
+    model.stage_layers = chosen.stages
+    return model
 
 
 def _makers(config: DecoderConfig, build: Builder, vocab: Share, has_embedding: bool) -> dict[str, Callable[[], Layer]]:

@@ -12,10 +12,11 @@ the others as even as can be; embedding and head count. The user may deal them o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from mpitp.errors import ConfigError
 from mpitp.layers.array_type import ArrayType
@@ -23,7 +24,26 @@ from mpitp.layers.layer import Layer, TypedLayer
 from mpitp.layers.param import Param
 from mpitp.layers.site import Site
 
-Chosen = Sequence[tuple[tuple[str, ...], ArrayType]]  # of each chunk: the names of its layers, and what it takes
+TO_DECODER = "to decoder"  # the layer that turns from an encoder to a decoder, where a model has both
+_BLOCK = re.compile(r"(encoder\.)?blocks\.\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A rank's chunks: the names of the layers of each, and the type of what it takes. `stages`: the names of every
+    stage's layers; (): there is one.
+    """
+
+    chunks: Sequence[tuple[tuple[str, ...], ArrayType]] = ()
+    stages: Sequence[tuple[str, ...]] = ()
+
+    def made_of(self, names: Iterable[str], incoming: ArrayType, last: str) -> list[Chunk]:
+        """The chunks; all layers in one where none are chosen. `last`: whose output the loss is of."""
+        return [Chunk(own, given, last in own) for own, given in self.chunks or [(tuple(names), incoming)]]
+
+    def has(self, layer: str) -> bool:
+        """Whether the rank has the layer; without chunks it has all."""
+        return not self.chunks or any(layer in names for names, _ in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +159,35 @@ def _too_many(stages: int, chunks: int, count: int) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The names of a model's layers, in forward order: all before the blocks, the blocks, and all behind them.
+
+    What stands between two blocks, where an encoder ends and a decoder begins, goes with the one before it, and from
+    `TO_DECODER` on with the one behind.
+    """
+
+    before: tuple[str, ...]
+    blocks: tuple[tuple[str, ...], ...]
+    after: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Units:
+        """Of the layers of a whole model."""
+        starts = [i for i, name in enumerate(names) if _BLOCK.match(name)]
+        if TO_DECODER in names and starts[0] < (turn := names.index(TO_DECODER)) < starts[-1]:
+            starts[next(i for i, start in enumerate(starts) if start > turn)] = turn
+        stop = 1 + max(i for i, name in enumerate(names) if _BLOCK.match(name))
+        blocks = tuple(tuple(names[start:end]) for start, end in pairwise([*starts, stop]))
+        return cls(tuple(names[: starts[0]]), blocks, tuple(names[stop:]))
+
+
 def names_of_parts(names: Sequence[str], blocks: Sequence[range]) -> list[tuple[str, ...]]:
     """The names of each part's layers, out of those of the whole model in forward order."""
-    is_block = [name.startswith("blocks.") for name in names]
-    before, after = is_block.index(True), len(names) - is_block[::-1].index(True)
-    parts = [tuple(f"blocks.{i}" for i in own) for own in blocks]
-    parts[0] = (*names[:before], *parts[0])
-    parts[-1] = (*parts[-1], *names[after:])
+    units = Units.of(names)
+    parts = [tuple(name for i in own for name in units.blocks[i]) for own in blocks]
+    parts[0] = (*units.before, *parts[0])
+    parts[-1] = (*parts[-1], *units.after)
     return parts
 
 
@@ -153,9 +195,10 @@ def chosen_chunks(types: Mapping[str, TypedLayer], costs: Mapping[str, float], s
     """This rank's chunks, of the types of all layers of the model and what each layer costs, in forward order."""
     stages, stage, names = site.mesh.sizes["pp"], site.mesh.coordinates["pp"], list(costs)
     if stages == 1:
-        return [(tuple(names), site.batch_type)]
-    blocks = cutting.deal(costs_of(costs), stages, site.mesh.weights("pp"))
-    return [(own, types[own[0]].incoming) for own in names_of_parts(names, blocks)[stage::stages]]
+        return Chosen([(tuple(names), site.batch_type)])
+    parts = names_of_parts(names, cutting.deal(costs_of(costs), stages, site.mesh.weights("pp")))
+    of_stages = [tuple(name for part in parts[each::stages] for name in part) for each in range(stages)]
+    return Chosen([(own, types[own[0]].incoming) for own in parts[stage::stages]], of_stages)
 
 
 def token_costs(
@@ -184,11 +227,9 @@ def _multiplications(param: Param, top_k: int) -> int:
 
 def costs_of(layers: Mapping[str, float]) -> Costs:
     """From the cost of each layer by name, in forward order."""
-    blocks = [name for name in layers if name.startswith("blocks.")]
-    names = list(layers)
-    first, last = names[: names.index(blocks[0])], names[names.index(blocks[-1]) + 1 :]
+    units = Units.of(list(layers))
     return Costs(
-        sum(layers[name] for name in first),
-        tuple(layers[name] for name in blocks),
-        sum(layers[name] for name in last),
+        sum(layers[name] for name in units.before),
+        tuple(sum(layers[name] for name in block) for block in units.blocks),
+        sum(layers[name] for name in units.after),
     )

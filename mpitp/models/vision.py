@@ -106,10 +106,9 @@ def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
     return chosen_chunks(whole.types(), costs, site, cutting)
 
 
-def _on(config: VisionConfig, site: Site, chosen: Chosen = ()) -> Vision:
+def _on(config: VisionConfig, site: Site, chosen: Chosen = Chosen()) -> Vision:  # noqa: B008  (frozen)
     makers = _makers(config, Builder(site, config.init_std))
-    last = "" if config.head == FEATURES else HEAD
-    chunks = [Chunk(own, incoming, last in own) for own, incoming in chosen or [(tuple(makers), site.batch_type)]]
+    chunks = chosen.made_of(makers, site.batch_type, "" if config.head == FEATURES else HEAD)
     layers = {name: makers[name]() for chunk in chunks for name in chunk.names}
     return Vision(config, site, layers, HfNames(hf_pieces(config), IGNORABLE_TENSORS), chunks)
 

@@ -12,7 +12,8 @@ its backward takes them; weight gradients that are put off hold what they need b
 The auxiliary losses of a mixture of experts are one mean over the blocks of all stages: a stage sends what its routers
 and those before have counted behind each activation, and behind each gradient what all have, and what it weighs.
 
-A parameter of two stages (a tied embedding) has a summand of its gradient on each; they are added when all is done.
+A parameter of several stages (a tied embedding) has a summand of its gradient on each; they are added when all is done.
+An encoder's output goes beside the decoder's activations, its gradient beside theirs (`models/beside.py`).
 
 In the invariant mode all weight gradients are put off to the end of the step, where each microbatch's are computed by
 themselves, in the order of their numbers: they are then added as on one rank, to the bit, at the cost of activations of
@@ -146,31 +147,37 @@ class _Walk:
     def _forward(self, action: Action) -> None:
         batch, chunk = self.batches[action.microbatch], self.model.chunks[action.chunk]
         run = self.passes.setdefault(action.microbatch, self.model.new_pass(batch))
-        x, counted = self._received(action)
+        arrays, counted = self._received(action)
+        self.model.beside.take(run, arrays[1:])
         if run.balance is not None:
             run.balance.go_on_from(counted)
-        y, ctxs = self.model.forward_chunk(chunk, self.model.inputs(batch) if x is None else x, run)
+        y, ctxs = self.model.forward_chunk(chunk, arrays[0] if arrays else self.model.inputs(batch), run)
         loss_ctx = None
         self.found.setdefault(action.microbatch, [])
         if chunk.ends_in_loss:
             loss, loss_ctx = self.model.objective(y, batch, run)
             self.found[action.microbatch] = [loss, *self.measure.of(self.model, y, batch)]
         self.held[action.microbatch, action.chunk] = _Held(ctxs, loss_ctx)
-        self._send(action, y, None if run.balance is None else run.balance.so_far())
+        numbers = None if run.balance is None else run.balance.so_far()
+        self._send(action, [y, *self.model.beside.give(run, chunk)], numbers)
 
     def _backward(self, action: Action) -> None:
         held = self.held.pop((action.microbatch, action.chunk))
-        balance = self.passes[action.microbatch].balance
+        run, chunk = self.passes[action.microbatch], self.model.chunks[action.chunk]
+        balance = run.balance
         if action.chunk == 0:  # the last that a microbatch comes to
             del self.passes[action.microbatch]
         if held.loss is not None:
             dy = self.model.dobjective(held.loss, self.scale)
         else:
-            dy, weighed = self._received(action)
+            arrays, weighed = self._received(action)
+            dy = arrays[0]
+            self.model.beside.take_grads(run, arrays[1:])
             if balance is not None:
                 balance.take_weighed(weighed)
-        dx = self.model.backward_chunk(self.model.chunks[action.chunk], dy, held.ctxs)
-        self._send(action, dx, None if balance is None else balance.weighed())
+        dx = self.model.backward_chunk(chunk, dy, held.ctxs)
+        numbers = None if balance is None else balance.weighed()
+        self._send(action, [dx, *self.model.beside.give_grads(run, chunk)], numbers)
 
     def _input_grad(self, action: Action) -> None:
         with self.deferral.open() as tasks:
@@ -194,10 +201,15 @@ class _Walk:
         """Start to receive what an action needs, once."""
         message = receive_before(action, self.group.rank, self.grid)
         if message is not None and action not in self.coming:
-            shape = self.model.hidden_shape(self.batches[action.microbatch])
             own = self.coming[action] = []
-            for like in (self.model.device.xp.empty(shape, self.model.dtype), *self._numbers(action)):
+            for like in (*self._arrays(action), *self._numbers(action)):
                 own.append(self.group.start_recv(like, message.peer, _tag(message)))
+
+    def _arrays(self, action: Action) -> list[Array]:
+        """Like what comes for an action."""
+        batch, chunk = self.batches[action.microbatch], self.model.chunks[action.chunk]
+        shapes = self.model.beside.shapes(batch, chunk, entering=action.kind is Kind.FORWARD)
+        return [self.model.device.xp.empty(shape, self.model.dtype) for shape in shapes]
 
     def _numbers(self, action: Action) -> list[np.ndarray]:
         """Like what comes behind an activation or a gradient: the auxiliary losses' numbers, where there are such."""
@@ -206,33 +218,39 @@ class _Walk:
             return []
         return [rule.empty if action.kind is Kind.FORWARD else np.append(rule.empty, 0.0)]
 
-    def _received(self, action: Action) -> tuple[Array | None, np.ndarray | None]:
-        """What was sent for an action, and the numbers behind it; None where nothing is."""
+    def _received(self, action: Action) -> tuple[list[Array], np.ndarray | None]:
+        """The arrays that were sent for an action, and the numbers behind them; None where there are none."""
         found = [pending.wait() for pending in self.coming.pop(action, ())]
-        return found[0] if found else None, found[1] if len(found) > 1 else None
+        has_numbers = bool(found) and self.model.balance_rule is not None
+        return (found[:-1], found[-1]) if has_numbers else (found, None)
 
-    def _send(self, action: Action, result: Array, numbers: np.ndarray | None) -> None:
+    def _send(self, action: Action, arrays: list[Array], numbers: np.ndarray | None) -> None:
         """Messages of one tag arrive in the order in which they were sent."""
         message = send_after(action, self.group.rank, self.grid)
         if message is not None:
-            for array in [result] if numbers is None else [result, numbers]:
+            for array in arrays if numbers is None else [*arrays, numbers]:
                 self.going.append(self.group.start_send(array, message.peer, _tag(message)))
 
 
 def sum_tied(model: LayeredModel) -> None:
-    """Add the two summands of every gradient whose parameter is on the first and on the last stage. A collective."""
+    """Add the summands of every gradient whose parameter is on several stages. A collective."""
     group = model.site.mesh["pp"]
     params = dict(model.named_params())
-    for second, first in model.tied.items():
-        has_second, has_first = (name.partition(".")[0] in model.layers for name in (second, first))
-        if has_second != has_first:
-            _add_others(params[first], group, 0 if has_second else group.size - 1)
+    for first in dict.fromkeys(model.tied.values()):
+        holders = model.stages_with(first)
+        if group.rank in holders and len(holders) > 1:
+            _add_others(params[first], group, holders)
 
 
-def _add_others(param: Any, group: Group, other: int) -> None:
-    sent = group.start_send(param.grad, other, TIED_TAG)
-    param.grad = param.grad + group.recv(param.grad, other, TIED_TAG)
-    sent.wait()
+def _add_others(param: Any, group: Group, holders: Sequence[int]) -> None:
+    """All summands, in the order in which backward comes to the stages, on each that holds the parameter."""
+    others = [stage for stage in holders if stage != group.rank]
+    sent = [group.start_send(param.grad, stage, TIED_TAG) for stage in others]
+    summands = {stage: group.recv(param.grad, stage, TIED_TAG) for stage in others} | {group.rank: param.grad}
+    first, *later = (summands[stage] for stage in holders)
+    param.grad = sum(later, start=first)
+    for pending in sent:
+        pending.wait()
 
 
 def _tag(message: Message) -> int:

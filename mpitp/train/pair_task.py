@@ -35,7 +35,7 @@ from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import Measure
 from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import tokenizer_of
-from mpitp.train.setup import num_microbatches
+from mpitp.train.setup import num_microbatches, run_cutting
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement, Task
 
@@ -48,7 +48,6 @@ class PairTask(Task):
     model_config: EncoderDecoderConfig
 
     def __init__(self, config: RunConfig) -> None:
-        _refuse_other_axes(config)
         self.config, data = config, config.data
         self.pairs = read_pairs(data.train)
         self.valid = None if data.valid is None else read_pairs(data.valid)
@@ -71,7 +70,12 @@ class PairTask(Task):
         section, train = self.config.model, self.config.train
         directory = None if section.from_ is None else Path(section.from_)
         return EncoderDecoderSource(
-            self.model_config, directory, train.seed, train.recompute, deals_weights=self.config.optim.zero == 3
+            self.model_config,
+            directory,
+            train.seed,
+            train.recompute,
+            deals_weights=self.config.optim.zero == 3,
+            cutting=run_cutting(self.config),
         )
 
     def notices(self) -> Sequence[str]:
@@ -180,14 +184,3 @@ def _dropouts(model: PairDropouts, section: DropoutSection) -> PairDropouts:
     """The model's rates, replaced where the run file names one; that of the MLPs' inner columns goes with `resid`."""
     given = {"embedding": section.embd, "attention": section.attn, "residual": section.resid, "inner": section.resid}
     return dataclasses.replace(model, **{name: rate for name, rate in given.items() if rate is not None})
-
-
-def _refuse_other_axes(config: RunConfig) -> None:
-    whole = "the encoder's output lies whole on every rank of tp"
-    for key, is_set, why in (
-        ("mesh.pp", config.mesh.pp > 1, "every block of the decoder reads the encoder's output"),
-        ("mesh.cp", config.mesh.cp > 1, whole),
-        ("mesh.sequence_parallel", config.mesh.sequence_parallel, whole),
-    ):
-        if is_set:
-            raise ConfigError(f'{key} is not supported with task.kind = "translation": {why}; use mesh.tp and mesh.dp')

@@ -51,6 +51,8 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
             f"mesh.ep = {config.mesh.ep} deals experts to ranks, but a model of type {model.model_type!r} has none; "
             "give the ranks to mesh.dp, which is the same for all else"
         )
+    if config.mesh.pp > 1 or config.mesh.cp > 1:
+        source.check(make_site(mesh))
     if config.mesh.pp == 1:
         return
     if config.optim.zero == 3 and config.mesh.schedule == "zb":
@@ -58,7 +60,6 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
             "optim.zero = 3 beside mesh.schedule = zb: weight gradients that are put off are made when whole weights "
             "are gone; use optim.zero = 2, whose weights stay, or another schedule (1f1b, gpipe, interleaved)"
         )
-    source.check(make_site(mesh))
     count, replicas, stages = num_microbatches(config), config.mesh.replicas, config.mesh.pp
     if mesh.weights("dp", "ep"):
         _check_unequal(config, Deal.on(mesh).counts(count))

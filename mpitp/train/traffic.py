@@ -10,8 +10,8 @@
                 and from the second round on the sum so far of the first rank; ZeRO-1's all_gather as above
 
 With sequence parallelism what is partial along tp too is summed on along it: all_reduce of P_b w (with ZeRO, of this
-rank's rows of it), each time. A tied table that lies on the first and the last stage: send and recv of P w between
-them, a step (invariant: a microbatch).
+rank's rows of it), each time. A tied table that lies on several stages: send and recv of P w between each two of them,
+a step (invariant: a microbatch).
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _in_order(reduction: InOrder, tracer: Tracer, steps: int) -> Iterator[Calls]
 
 
 def _of_tied(model: LayeredModel, reduction: Reduction, tracer: Tracer) -> Iterator[Calls]:
-    """A gradient whose parameter is on the first and on the last stage: each hands its summand to the other."""
+    """A gradient whose parameter is on several stages: each hands its summand to the others."""
     group, params = model.site.mesh["pp"], dict(model.named_params())
     times = _spans(tracer, NORM) * (reduction.rounds if isinstance(reduction, InOrder) else 1)
-    for second, first in model.tied.items():
-        held = [name.partition(".")[0] in model.layers for name in (second, first)]
-        if held[0] != held[1]:
-            size = params[first].data.size * params[first].grad_dtype.itemsize
+    for first in dict.fromkeys(model.tied.values()):
+        holders = model.stages_with(first)
+        if group.rank in holders:
+            size, calls = params[first].data.size * params[first].grad_dtype.itemsize, times * (len(holders) - 1)
             for op in ("send", "recv"):
-                yield Calls((op, "runner.add_others", ""), group, times, times * size, "P w")
+                yield Calls((op, "runner.add_others", ""), group, calls, calls * size, "P w")

@@ -18,6 +18,12 @@ def check(trace: Trace) -> set[str]:
     return {row.place for row in trace.ledger if row.phase}
 
 
+def test_token_shards_send_what_the_closed_form_says(tmp_path: Path) -> None:
+    words = [run_file(tmp_path, "t5"), "--set", "mesh.sequence_parallel=true", "--trace", str(tmp_path / "t.json")]
+    assert command_on_threads(3, "train", *words) == [0] * 3
+    assert {"encoder.blocks.*.mlp.down", "blocks.*.cross.kv", "loss"} <= check(read_trace(tmp_path / "t.json"))
+
+
 @pytest.mark.parametrize(
     ("model", "ranks", "sets"),
     [("t5", 3, ()), ("bart", 4, ("mesh.dp=2", "optim.zero=1", 'train.recompute="full"'))],

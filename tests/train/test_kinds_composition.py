@@ -32,6 +32,11 @@ LAYOUTS: list[tuple[str, Keys, Keys]] = [  # model, [mesh], other keys of the la
     ("distilbert", {"dp": 2, "tp": 2, "sequence_parallel": True}, {"optim_zero": 3, "train_recompute": "full"}),
     ("vit", {"tp": 3, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
     ("dinov2", {"pp": 2, "tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
+    ("t5", {"tp": 3, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
+    ("bart", {"dp": 2, "tp": 2, "sequence_parallel": True}, {"optim_zero": 3, "train_recompute": "full"}),
+    # ranks of unequal weight
+    ("bert", {"tp": 3, "shares": [1, 0, 2.5], "sequence_parallel": True}, {}),
+    ("t5", {"pp": 2, "tp": 2, "shares": {"tp": [2, 1], "pp": [1, 2]}, "sequence_parallel": True}, {}),
     # stages
     ("bert", {"pp": 2}, {}),
     ("bert", {"pp": 2, "schedule": "interleaved", "tp": 2}, {}),
@@ -41,6 +46,13 @@ LAYOUTS: list[tuple[str, Keys, Keys]] = [  # model, [mesh], other keys of the la
     ("vit", {"pp": 2, "schedule": "interleaved", "dp": 2}, {}),
     ("vit", {"pp": 4, "schedule": "zb"}, {}),
     ("dinov2", {"pp": 2, "tp": 2}, {}),
+    ("t5", {"pp": 2}, {}),
+    ("t5", {"pp": 3, "schedule": "zb"}, {"train_recompute": "full"}),
+    ("t5", {"pp": 2, "schedule": "interleaved", "dp": 2}, {"optim_zero": 2}),
+    ("bart", {"pp": 4, "schedule": "gpipe"}, {"train_micro_batch_size": 2}),
+    ("bart", {"pp": 2, "dp": 2}, {"optim_zero": 3}),
+    ("bart", {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "interleaved"}, {}),
+    ("bart", {"pp": 2, "stages": [5, 0]}, {}),
 ]
 
 
@@ -57,10 +69,23 @@ def test_equals_one_rank(model: str, mesh: Keys, layout: Keys) -> None:
     check(model, prod(size for axis, size in mesh.items() if axis in AXES), mesh, layout)
 
 
-@pytest.mark.parametrize(("model", "mesh"), [("bert", {"pp": 2, "tp": 2}), ("vit", {"pp": 2, "dp": 2})])
+@pytest.mark.parametrize(
+    ("model", "mesh"), [("bert", {"pp": 2, "tp": 2}), ("vit", {"pp": 2, "dp": 2}), ("t5", {"pp": 4})]
+)
 def test_invariant_mode_is_equal_to_the_bit(model: str, mesh: Keys) -> None:
-    check(model, 4, mesh, train_invariant=True)
+    check(model, 4, mesh, tolerance=0, train_invariant=True)
+
+
+@pytest.mark.parametrize("model", ["bert", "vit", "t5"])
+def test_every_axis_has_16_bits(model: str) -> None:
+    mesh = {"pp": 2, "tp": 2, "sequence_parallel": True}
+    check(model, 4, mesh, {"train_recompute": "full"}, tolerance=8 * 2**-8, model_dtype="bfloat16", train_eval_every=0)
 
 
 def test_a_run_goes_on_in_other_layouts() -> None:
     check_resumed("bert", (2, {"pp": 2}, {}), (3, {"dp": 3}, {"optim_zero": 3}), (2, {"tp": 2}, {}))
+
+
+def test_a_run_on_pairs_goes_on_in_other_layouts() -> None:
+    shards = {"pp": 2, "tp": 2, "sequence_parallel": True}
+    check_resumed("t5", (3, {"pp": 3}, {}), (2, {"dp": 2}, {"optim_zero": 3}), (4, shards, {}))

@@ -189,9 +189,12 @@ def test_verbs_for_models_that_continue_text_refuse_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mesh_pp": 2}, "mesh.pp is not supported.*every block of the decoder reads the encoder's output"),
-        ({"mesh_cp": 2}, "mesh.cp is not supported.*lies whole"),
-        ({"mesh_sequence_parallel": True}, "mesh.sequence_parallel is not supported"),
+        ({"mesh_pp": 5}, "mesh.pp = 5 stages of at least one block each, but the model has 4"),
+        (
+            {"mesh_cp": 2},
+            "mesh.cp is not supported.*cross attention reads whole sources; use mesh.tp, sequence_parallel",
+        ),
+        ({"mesh_ep": 2}, "a model of type 't5' has none; give the ranks to mesh.dp"),
         ({"model_d_kv": 0}, "d_kv must lie in 1 .."),
         ({"model_feed_forward_proj": "gated-sine"}, "feed_forward_proj='gated-sine' is not supported"),
         ({"model_d_modle": 3}, "unknown key 'd_modle'.*did you mean 'd_model'"),
@@ -201,7 +204,10 @@ def test_verbs_for_models_that_continue_text_refuse_in_one_line(
 )
 def test_what_can_not_be_is_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}"):
-        run(1, settings(folder, "t5", "refused", **changes))
+        run(
+            max([1, *(size for key, size in changes.items() if key.startswith("mesh_"))]),
+            settings(folder, "t5", "refused", **changes),
+        )
 
 
 @pytest.mark.parametrize(

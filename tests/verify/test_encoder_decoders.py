@@ -55,6 +55,8 @@ LAYOUTS = [
     ("bart", 4, ("mesh.dp=2", "optim.zero=2")),
     ("t5", 3, ("mesh.dp=3", "optim.zero=3", 'train.recompute="full"')),
     ("t5", 2, ('train.recompute="attention"',)),
+    ("t5", 3, ("mesh.pp=3", 'mesh.schedule="zb"')),
+    ("bart", 4, ("mesh.pp=2", "mesh.sequence_parallel=true")),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ def test_without_a_fault_all_is_equal(model: str, schedule: str) -> None:
 
 
 def tied_gradient_summed_on_one_stage(patch: pytest.MonkeyPatch) -> None:
-    def add(param: Any, group: Group, other: int) -> None:
+    def add(param: Any, group: Group, holders: Sequence[int]) -> None:
+        (other,) = (stage for stage in holders if stage != group.rank)
         sent = group.start_send(param.grad, other, runner.TIED_TAG)
         theirs = group.recv(param.grad, other, runner.TIED_TAG)
         param.grad = param.grad + theirs if group.rank == 0 else param.grad
@@ -71,7 +72,7 @@ def tied_gradient_summed_on_one_stage(patch: pytest.MonkeyPatch) -> None:
 
 
 def tied_gradient_not_summed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runner, "_add_others", lambda param, group, other: None)
+    patch.setattr(runner, "_add_others", lambda param, group, holders: None)
 
 
 def received_for_another_microbatch(patch: pytest.MonkeyPatch) -> None:
