@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("mpitp.infer.command", "continue prompts with a model"),
     "embed": ("mpitp.infer.embed_command", "turn texts into vectors with an encoder"),
     "serve": ("mpitp.serve.command", "answer requests over HTTP with a model"),
-    "eval": ("mpitp.evaluate.command", "measure a model: its perplexity on a text"),
+    "eval": ("mpitp.evaluate.command", "measure a model: perplexity, accuracy, exact answers"),
     "classify": ("mpitp.infer.classify_command", "say what images show, or to which class texts or their words belong"),
     "convert": ("mpitp.convert.command", "turn a GGUF file into a Hugging Face directory, or round weights"),
     "launch": ("mpitp.launch.command", "start any of these on several ranks"),

@@ -25,8 +25,8 @@ LEVELS = {
     "layers": 3,
     "models": 4,
     **dict.fromkeys(["optim", "data", "checkpoint", "pipeline", "trace"], 5),
-    **dict.fromkeys(["train", "infer", "evaluate", "step", "doctor", "convert"], 6),
-    **dict.fromkeys(["verify", "plan", "serve"], 7),  # these run other programs' steps
+    **dict.fromkeys(["train", "infer", "step", "doctor", "convert"], 6),
+    **dict.fromkeys(["verify", "plan", "serve", "evaluate"], 7),  # these run other programs' steps
     "bench": 8,  # measures the server too
     "launch": 9,
     "cli": 10,

@@ -83,17 +83,20 @@ def load_config(directory: str | Path) -> DecoderConfig:
     if is_vision(raw):
         raise ConfigError(
             f"{directory} holds a vision transformer (model_type {raw['model_type']!r}), and this needs a model that "
-            'continues text; mpitp classify takes such, and mpitp train with [task] kind = "image"'
+            "continues text; mpitp classify, eval images, verify and step take such, and train with [task] kind = "
+            '"image"'
         )
     if is_encoder(raw):
         raise ConfigError(
             f"{directory} holds an encoder (model_type {raw['model_type']!r}), and this needs a model that continues "
-            'text; mpitp embed takes encoders, and mpitp train with [task] kind = "classification" or "masked"'
+            "text; mpitp embed, eval labels, words or masked, verify and step take encoders, and train with [task] "
+            'kind = "classification", "token-classification" or "masked"'
         )
     if is_encoder_decoder(raw):
         raise ConfigError(
             f"{directory} holds an encoder with a decoder (model_type {raw['model_type']!r}), and this needs a model "
-            'that continues text; mpitp generate takes such, and mpitp train with [task] kind = "translation"'
+            "that continues text; mpitp generate, eval pairs, verify and step take such, and train with [task] kind = "
+            '"translation"'
         )
     try:
         config = config_from_hf(raw)

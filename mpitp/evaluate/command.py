@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpitp.config import DTYPES
 from mpitp.errors import ConfigError, UsageError
+from mpitp.evaluate.held_out import KINDS, add_kinds
+from mpitp.evaluate.held_out import run as run_held_out
 from mpitp.files import os_failure, read_regular
 from mpitp.paths import input_path, path_option
 from mpitp.text import decode_text
@@ -26,7 +28,16 @@ loss), and the bits a byte of the text would take. Rounded weights beside the fl
 
   mpitp eval perplexity --model models/smollm2 held-out.txt
   mpitp eval perplexity --model models/smollm2-int8 held-out.txt
-  mpitp launch -n 3 -- eval perplexity --model models/smollm2 held-out.txt --json"""
+  mpitp launch -n 3 -- eval perplexity --model models/smollm2 held-out.txt --json
+
+`pairs`, `labels`, `words`, `masked`, `images`: what models that don't continue text have learnt to do, on data that
+they haven't seen: the part of right answers, and the mean loss.
+
+  mpitp eval pairs --model runs/translation/model held-out.tsv         # of each target's tokens, and whole targets
+  mpitp eval labels --model runs/sentiment/model held-out.tsv
+  mpitp eval words --model runs/names/model held-out.conll             # with the F1 of spans
+  mpitp eval masked --model models/rxnfp data/valid
+  mpitp eval images --model runs/digits/model test/"""
 
 _WINDOWS = """\
 A text longer than --seq-len is read in windows --stride apart; each scores what the ones before it haven't. With a
@@ -47,10 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ppl.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     ppl.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     ppl.add_argument("--json", action="store_true", help="one JSON object")
+    add_kinds(kinds, parser.formatter_class)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; every rank runs this, rank 0 prints."""
+    if args.what in KINDS:
+        return run_held_out(args)
     from mpitp.checkpoint.load import load_config, load_model, model_facts
     from mpitp.checkpoint.together import on_first_rank
     from mpitp.comm.agreement import agree, call_facts

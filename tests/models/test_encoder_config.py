@@ -83,9 +83,14 @@ def test_num_labels_overrules_names_of_another_number() -> None:
 
 
 def test_a_program_that_continues_text_refuses_an_encoder() -> None:
-    with pytest.raises(ConfigError, match="holds a vision transformer .* mpitp classify takes such"):
+    with pytest.raises(
+        ConfigError, match="holds a vision transformer .* mpitp classify, eval images, verify and step take such"
+    ):
         load_config(ENCODERS.parent / "golden_vision" / "vit")
-    with pytest.raises(ConfigError, match="holds an encoder .* mpitp embed takes encoders"):
+    with pytest.raises(
+        ConfigError,
+        match="holds an encoder .* mpitp embed, eval labels, words or masked, verify and step take encoders",
+    ):
         load_config(ENCODERS / "bert-masked")
 
 

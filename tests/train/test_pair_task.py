@@ -176,16 +176,6 @@ def test_options_that_do_not_go_together(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [["eval", "perplexity"]])
-def test_verbs_for_models_that_continue_text_refuse_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
-) -> None:
-    one_rank(folder, "t5")
-    more = [str(folder / "train.tsv")] if verb[0] == "eval" else []
-    assert main([*verb, "--model", str(folder / "t5-one" / "model"), *more]) == 3
-    assert "holds an encoder with a decoder" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
