@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mpitp.config import DTYPES
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, UsageError
-from mpitp.infer import speculate_options
+from mpitp.infer import shares_option, speculate_options
 from mpitp.infer.lines import from_words, is_surrogate, read_lines, takes_every_letter, write_out
 from mpitp.paths import path_option
 
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     parser.add_argument("--invariant", action="store_true", help="the same bits at every rank count")
     parser.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
+    shares_option.add_argument(parser)
 
 
 def _add_beams(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +153,8 @@ def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device:
     from mpitp.layers.site import choose_blocks, make_site
 
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
-    site = make_site(world, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
+    site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
     return load_model(args.model, site, config=config)
 
 

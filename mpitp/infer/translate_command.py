@@ -14,6 +14,7 @@ from mpitp.comm.group import Group
 from mpitp.data.tokenizer import Tokenizer, check_fits, load_tokenizer
 from mpitp.error_stream import tell
 from mpitp.errors import FileError, UsageError
+from mpitp.infer import shares_option
 from mpitp.infer.beams import BeamSettings
 from mpitp.infer.generate import Completion
 from mpitp.infer.lines import takes_every_letter, write_out
@@ -39,7 +40,8 @@ def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, 
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     tracer = make_tracer(args.trace)
     world = group if tracer is None else tracer.watch(group)
-    site = make_site(world, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
+    site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
     model = load_encoder_decoder(args.model, site, config=config)
     if tracer is not None:
         tracer.attach(model)

@@ -74,3 +74,10 @@ def weights_of_speeds(
             found[axis] = tuple(float(weight) for weight in weights.ravel())
             left = left / weights
     return found
+
+
+def told(speeds: Sequence[float], weights: Mapping[str, Sequence[float]]) -> str:
+    """What was found, in a line; the weights as a run file takes them."""
+    each = ", ".join(f"{speed:.2f}" for speed in speeds[:16]) + (", ..." if len(speeds) > 16 else "")
+    table = ", ".join(f"{axis} = {list(own)}" for axis, own in weights.items())
+    return f"speeds of the ranks {each}; " + (f"dealt by {{ {table} }}" if table else "equal")

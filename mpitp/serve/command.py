@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, LaunchError, RankKilled, UsageError
 from mpitp.files import os_failure, read_regular
-from mpitp.infer import speculate_options
+from mpitp.infer import shares_option, speculate_options
 from mpitp.paths import path_option
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     model.add_argument("--invariant", action="store_true", help="a text has the same bits in any company, on any ranks")
     model.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
+    shares_option.add_argument(model)
     speculate_options.add_arguments(model)
     web = parser.add_argument_group("where, and for whom")
     web.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: this machine only")
@@ -208,7 +209,8 @@ def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device:
     from mpitp.layers.site import choose_blocks, make_site
 
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
-    site = make_site(world, dtype=args.dtype, device=device, invariant_blocks=blocks)
+    mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
+    site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
     return load_model(args.model, site, config=config)
 
 
@@ -294,7 +296,8 @@ def _serve_vectors(
     from mpitp.serve.vectors_api import VectorDoor, make_vector_app
     from mpitp.serve.web import WebThread, allow_many_connections
 
-    model = load_trunk(args.model, make_site(world, dtype=args.dtype, device=device))
+    mesh = shares_option.mesh_of(args, world, device)
+    model = load_trunk(args.model, make_site(mesh, dtype=args.dtype, device=device))
     web = WebThread()
     service = VectorService(model, world, default_pool(args.model), args.queue, web.deliver)
     if listening is None:

@@ -9,7 +9,7 @@ from mpitp.comm.group import Group
 from mpitp.comm.mesh import mesh_sizes
 from mpitp.config import RunConfig
 from mpitp.error_stream import tell
-from mpitp.layers.speeds import DEALT_FIRST, measure_speeds, weights_of_speeds
+from mpitp.layers.speeds import DEALT_FIRST, measure_speeds, told, weights_of_speeds
 from mpitp.train import setup
 
 
@@ -24,11 +24,5 @@ def with_shares(config: RunConfig, hidden: int, world: Group, device: Device) ->
     axes = [axis for axis in DEALT_FIRST if axis != "pp" or not config.mesh.stages]  # those say what a stage has
     weights = world.broadcast_object(weights_of_speeds(speeds, sizes, axes))
     if world.rank == 0:
-        tell([_told(speeds, weights)])
+        tell([f"mesh.shares measured: {told(speeds, weights)}"])
     return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, shares=weights or "equal"))
-
-
-def _told(speeds: list[float], weights: dict[str, tuple[float, ...]]) -> str:
-    each = ", ".join(f"{speed:.2f}" for speed in speeds[:16]) + (", ..." if len(speeds) > 16 else "")
-    table = ", ".join(f"{axis} = {list(own)}" for axis, own in weights.items())
-    return f"mesh.shares measured: speeds of the ranks {each}; " + (f"dealt by {{ {table} }}" if table else "equal")

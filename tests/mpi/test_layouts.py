@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,13 @@ def test_dealt_weights_in_a_pipeline(world: Group, shared_path: Path) -> None:
     mesh = {"pp": 2, "dp": 2} if world.size == 4 else {"dp": world.size}
     zero = {"optim_zero": 3 if world.size > 1 else 0}
     check_layout_on(world, shared_path, mesh, zero, train_global_batch_size=4, train_eval_every=3)
+
+
+def test_unequal_shares(world: Group, shared_path: Path) -> None:
+    """Along dp and tp on four ranks; along tp on two and three, where the last has most."""
+    if world.size == 4:
+        mesh: dict[str, Any] = {"dp": 2, "tp": 2, "shares": {"dp": [1, 2], "tp": [2, 1]}}
+    else:
+        mesh = {"tp": world.size, "shares": list(range(1, world.size + 1))}
+    same = {"model": "llama 9/3", "train_steps": 2, "checkpoint_every": 2}
+    check_layout_on(world, shared_path, {**mesh, "sequence_parallel": world.size > 1}, **same)
