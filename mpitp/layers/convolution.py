@@ -15,6 +15,7 @@ By input channels: each rank has some channels of x, and what it makes of them i
 By rows of the image, with a halo of the neighbours' rows (`halo.py`): every rank has the whole of W.
 
     z_r  = unfold(near_r) W^T + b   x_r [b, y/tp, x, c], z_r [b, y'/tp, x', n]                           V to V
+           windows that see own rows alone are computed while the halo is on its way
     dx_r = what all ranks' fold(dz_r W) say of rank r's rows, added up
     dW   = sum_r dz_r^T unfold(near_r)    a summand a rank, summed before the update
 
@@ -31,7 +32,7 @@ from mpitp.backend.arrays import Array, array_module
 from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Algebra, Segment, Sum
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType, columns_of
-from mpitp.layers.halo import Halo
+from mpitp.layers.halo import Halo, at
 from mpitp.layers.layer import Layer, Send
 from mpitp.layers.linear import as_slices
 from mpitp.layers.mappings import CopyToTP, ReduceFromTP
@@ -230,14 +231,27 @@ class RowsConvolution(Layer):
         self.weight, self.bias, self.halo = weight, bias, halo
 
     def forward(self, x: Array, run: object = None) -> tuple[Array, ConvolutionContext]:
-        """x [b, own rows, x, c] -> z [b, own rows of windows, x', n]."""
+        """x [b, own rows, x, c] -> z [b, own rows of windows, x', n]; the halo comes behind the windows inside."""
         geometry, rank = self.halo.geometry, self.halo.group.rank
         expect_images(x, (len(self.halo.own(rank)), geometry.width, self.weight.data.shape[1]))
-        near, outputs, w = self.halo.forward(x), self.halo.outputs(rank), matrix_of(self.weight.data)
-        z = linear_forward(unfold(near, geometry.windows(outputs)), w)
+        outputs, inner = self.halo.outputs(rank), self.halo.inner(rank)
+        z = array_module(x).empty((x.shape[0], len(outputs), geometry.outputs[1], len(self.weight.data)), x.dtype)
+        near, coming = self.halo.start_forward(x)
+        self._compute(inner, near, z)
+        coming.wait()
+        for edge in (range(outputs.start, inner.start), range(inner.stop, outputs.stop)):
+            self._compute(edge, near, z)
         if self.bias:
             z += self.bias.data
-        return z.reshape(x.shape[0], len(outputs), geometry.outputs[1], len(w)), ConvolutionContext(near)
+        return z, ConvolutionContext(near)
+
+    def _compute(self, rows: range, near: Array, z: Array) -> None:
+        """Write some rows of windows to z: unfold(near) W^T."""
+        if rows:
+            geometry, rank = self.halo.geometry, self.halo.group.rank
+            seen = near[:, at(geometry.seen(rows), self.halo.near(rank))]
+            made = linear_forward(unfold(seen, geometry.windows(rows)), matrix_of(self.weight.data))
+            z[:, at(rows, self.halo.outputs(rank))] = made.reshape(z.shape[0], len(rows), *z.shape[2:])
 
     def backward(self, dy: Array, ctx: ConvolutionContext) -> Array:
         """dz [b, own rows of windows, x', n] -> dx [b, own rows, x, c]; gradients go home behind the products of dW."""

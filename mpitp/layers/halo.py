@@ -47,24 +47,37 @@ class Halo:
         start = max(own.start, near.start)
         return range(start, max(start, min(own.stop, near.stop)))
 
-    def forward(self, x: Array) -> Array:
-        """Own rows [b, own, w, c] -> the rows that own windows see [b, near, w, c]."""
+    def inner(self, rank: int) -> range:
+        """The rows of windows that see own rows alone: they can be computed while the halo is on its way."""
+        own, outputs = self.own(rank), self.outputs(rank)
+        seen = [(row, self.geometry.seen(range(row, row + 1))) for row in outputs]
+        inside = [row for row, rows in seen if rows and own.start <= rows.start and rows.stop <= own.stop]
+        return range(inside[0], inside[-1] + 1) if inside else range(outputs.start, outputs.start)
+
+    def start_forward(self, x: Array) -> tuple[Array, Pending]:
+        """Own rows [b, own, w, c] -> the rows that own windows see [b, near, w, c], the own ones there already, the
+        neighbours' after `wait()`.
+        """
         xp, me = array_module(x), self.group.rank
         near = xp.empty((x.shape[0], len(self.near(me)), *x.shape[2:]), x.dtype)
         coming = [
             (rows, self.group.start_recv(self._room(x, rows), owner, _TAG_ROWS)) for owner, rows in self._from(me)
         ]
         going = [
-            self.group.start_send(xp.ascontiguousarray(x[:, _at(rows, self.own(me))]), user, _TAG_ROWS)
+            self.group.start_send(xp.ascontiguousarray(x[:, at(rows, self.own(me))]), user, _TAG_ROWS)
             for user, rows in self._to(me)
         ]
         inside = self.shared(me, me)
-        near[:, _at(inside, self.near(me))] = x[:, _at(inside, self.own(me))]
-        for rows, message in coming:
-            near[:, _at(rows, self.near(me))] = message.wait()
-        for message in going:
-            message.wait()
-        return near
+        near[:, at(inside, self.near(me))] = x[:, at(inside, self.own(me))]
+
+        def wait() -> Array:
+            for rows, message in coming:
+                near[:, at(rows, self.near(me))] = message.wait()
+            for message in going:
+                message.wait()
+            return near
+
+        return near, Pending(wait)
 
     def start_backward(self, dnear: Array) -> Pending:
         """Start making dx [b, own, w, c] of every rank's dnear; independent work may run before `wait()`."""
@@ -73,16 +86,16 @@ class Halo:
             (rows, self.group.start_recv(self._room(dnear, rows), user, _TAG_GRADIENTS)) for user, rows in self._to(me)
         ]
         going = [
-            self.group.start_send(xp.ascontiguousarray(dnear[:, _at(rows, self.near(me))]), owner, _TAG_GRADIENTS)
+            self.group.start_send(xp.ascontiguousarray(dnear[:, at(rows, self.near(me))]), owner, _TAG_GRADIENTS)
             for owner, rows in self._from(me)
         ]
 
         def wait() -> Array:
             dx = xp.zeros((dnear.shape[0], len(self.own(me)), *dnear.shape[2:]), dnear.dtype)
             inside = self.shared(me, me)
-            dx[:, _at(inside, self.own(me))] = dnear[:, _at(inside, self.near(me))]
+            dx[:, at(inside, self.own(me))] = dnear[:, at(inside, self.near(me))]
             for rows, message in coming:
-                dx[:, _at(rows, self.own(me))] += message.wait()
+                dx[:, at(rows, self.own(me))] += message.wait()
             for message in going:
                 message.wait()
             return dx
@@ -118,5 +131,6 @@ class Halo:
         return array_module(like).empty((like.shape[0], len(rows), *like.shape[2:]), like.dtype)
 
 
-def _at(rows: range, within: range) -> slice:
+def at(rows: range, within: range) -> slice:
+    """Where some rows are in an array of the rows `within`."""
     return slice(rows.start - within.start, rows.stop - within.start)

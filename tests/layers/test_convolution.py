@@ -13,6 +13,7 @@ import pytest
 from mpitp.backend.arrays import from_host, to_host
 from mpitp.backend.device import CpuDevice, Device
 from mpitp.comm import Group, SerialGroup, run_threads
+from mpitp.comm.group import Pending
 from mpitp.comm.observed import Call, GroupObserver, ObservedGroup
 from mpitp.errors import ConfigError, PlacementError
 from mpitp.layers import ArrayType, Builder, Layer, make_site
@@ -146,6 +147,43 @@ def test_every_pixel_that_a_rank_sees_comes_from_one_rank() -> None:
                 rows = [row for owner in range(ranks) for row in halo.shared(owner, me)]
                 assert rows == list(halo.near(me))
             assert [row for halo in halos for row in halo.outputs(halo.group.rank)] == list(range(geometry.outputs[0]))
+
+
+def test_windows_inside_see_own_rows_alone_and_all_others_do_not() -> None:
+    for geometry in GEOMETRIES.values():
+        for ranks in range(1, 12):
+            for rank in range(ranks):
+                halo = Halo(FakeGroup(rank, ranks), geometry)
+                own, inner = set(halo.own(rank)), halo.inner(rank)
+                for row in halo.outputs(rank):
+                    seen = set(geometry.seen(range(row, row + 1)))
+                    assert (row in inner) == (seen <= own and bool(seen)), (geometry, ranks, rank, row)
+
+
+def early_products(group: Group, name: str) -> tuple[list[str], int]:
+    """Products and waits of a forward pass in their order; rows of windows inside."""
+    geometry, builder, order = GEOMETRIES[name], Builder(make_site(group, dtype="float64"), 0.1), list[str]()
+    layer = make(builder, "rows", geometry)
+    compute, start = layer._compute, Halo.start_forward
+
+    def started(halo: Halo, x: np.ndarray) -> tuple[np.ndarray, Pending]:
+        near, coming = start(halo, x)
+        return near, Pending(lambda: (order.append("wait"), coming.wait())[1])
+
+    def computed(rows: range, *rest: Any) -> None:
+        order.extend(["product"] * bool(rows))
+        compute(rows, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "_compute", computed)
+        patch.setattr(Halo, "start_forward", started)
+        layer.forward(local(whole(geometry, "x"), WAYS["rows"][0], builder))
+    return order, len(layer.halo.inner(group.rank))
+
+
+def test_the_halo_comes_behind_the_windows_inside() -> None:
+    order, inner = run_threads(1, early_products, "same")[0]
+    assert inner == GEOMETRIES["same"].outputs[0] and order == ["product", "wait"]
 
 
 class FakeGroup:

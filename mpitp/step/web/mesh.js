@@ -16,7 +16,8 @@ function drawMesh() {
     svg.append(drawn("text", {x: 8, y: TOP + rank * row + .9 * em}, `${rank}  (${place})`)));
   const x = op => LEFT + layout.place.get(op.number) * cell, y = rank => TOP + rank * row;
   for (const op of film.ops) {
-    const group = drawn("g", {class: `op ${op.collective ? "comm" : op.phase}`, "data-op": op.number});
+    const kind = op.collective ? "comm" : op.phase, later = op.title === "weight gradients" ? " later" : "";
+    const group = drawn("g", {class: `op ${kind}${later}`, "data-op": op.number});
     const what = op.peers.length ? `${op.title} (${op.axis})` : op.collective ? `${op.collective} over ${op.axis}` : op.title;
     group.append(drawn("title", {}, `${op.number}. ${op.phase}${turnOf(op)}, ${op.layer}: ${what}`));
     for (const rank of op.ranks)
