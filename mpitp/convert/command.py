@@ -16,7 +16,9 @@ a Hugging Face directory: config.json, generation_config.json, model.safetensors
 With --weights, round the matrices of such a file or of a Hugging Face directory to 8 or 4 bits, with one scale for
 every 32 neighbours, to generate text from less memory and faster.
 With --upcycle E, make a mixture of E experts (a Mixtral) of a Llama's or Mistral's directory: each expert begins as a
-copy of the MLP, so that it writes what the dense model does until it is trained."""
+copy of the MLP, so that it writes what the dense model does until it is trained.
+With --resize-vocabulary, give the tokens that were added to a directory's tokenizer rows in its model: each new row is
+the mean of the others."""
 
 EXAMPLES = """\
 examples:
@@ -24,6 +26,7 @@ examples:
   mpitp convert llama.gguf models/llama --dtype bfloat16
   mpitp convert --weights int8 models/llama models/llama-int8
   mpitp convert --upcycle 8 models/llama models/llama-8x
+  mpitp convert --resize-vocabulary models/tagged models/tagged-grown
   mpitp generate --model models/smollm2 --prompt "The capital of France is"
 
 Quantised weights are stored as the floats that they stand for, so a directory is larger than its GGUF file: 4 bytes a
@@ -42,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=input_path,
         metavar="FILE.gguf|DIR",
-        help="the file to convert, or, with --weights or --upcycle, a directory",
+        help="the file to convert, or, with --weights, --upcycle or --resize-vocabulary, a directory",
     )
     parser.add_argument("directory", type=path_option, metavar="DIR", help="the directory to make")
     parser.add_argument(
@@ -54,11 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=list(BITS), help="round the matrices to 8 or 4 bits")
     parser.add_argument("--upcycle", type=int, metavar="E", help="make a mixture of E experts of a dense model")
     parser.add_argument("--experts-per-token", type=int, metavar="K", help="of the E experts (default 2)")
+    parser.add_argument(
+        "--resize-vocabulary", action="store_true", help="give every token of the tokenizer a row in the model"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a model directory that is already there")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, with a progress bar on stderr."""
+    if args.resize_vocabulary:
+        return _resize(args)
     if args.upcycle is not None:
         return _upcycle(args)
     if args.experts_per_token is not None:
@@ -66,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
     if args.weights is not None:
         return _round(args)
     if Path(args.source).is_dir():
-        raise UsageError(f"{args.source} is a directory; it is converted with --weights int8 or int4, or --upcycle E")
+        raise UsageError(
+            f"{args.source} is a directory; it is converted with --weights int8 or int4, --upcycle E or "
+            "--resize-vocabulary"
+        )
     config = _convert(args, args.directory)
     _say(args.directory, config, args.dtype)
     return 0
@@ -111,6 +122,20 @@ def _upcycle(args: argparse.Namespace) -> int:
         raise UsageError(f"--upcycle takes a Hugging Face directory, and {args.source} isn't one; convert it first")
     config = upcycle(args.source, args.directory, args.upcycle, top_k, dtype=args.dtype, overwrite=args.overwrite)
     _say(args.directory, config, f"{args.upcycle} experts, {top_k} a token, {args.dtype}")
+    return 0
+
+
+def _resize(args: argparse.Namespace) -> int:
+    """Give added tokens rows."""
+    from mpitp.convert.resizing import resize_vocabulary
+
+    for option in ("upcycle", "weights", "experts_per_token"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"--resize-vocabulary and --{option.replace('_', '-')} are two steps; take one at a time")
+    if not Path(args.source).is_dir():
+        raise UsageError(f"--resize-vocabulary takes a Hugging Face directory, and {args.source} isn't one")
+    before, now = resize_vocabulary(args.source, args.directory, dtype=args.dtype, overwrite=args.overwrite)
+    print(f"{args.directory}: {before} rows of the vocabulary became {now}, the new ones the mean of the others")
     return 0
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mpitp.checkpoint.hf import Documents, save_model
-from mpitp.checkpoint.hf_directory import INDEX, read_config, read_generation_config
+from mpitp.checkpoint.hf_directory import read_config, read_generation_config
 from mpitp.checkpoint.load import load_config, load_model
 from mpitp.comm.serial import SerialGroup
-from mpitp.convert.rounding import DOCUMENTS
+from mpitp.convert.documents import beside
 from mpitp.errors import ConfigError
-from mpitp.files import os_failure
 from mpitp.layers.init import init_params
 from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, DecoderConfig, build_model, config_from_hf
@@ -48,7 +47,7 @@ def upcycle(
     dense, site = load_model(source, make_site(SerialGroup())), make_site(SerialGroup())
     mixture = build_model(config, site)
     _fill(mixture, dense, seed)
-    documents = Documents(raw, read_generation_config(source) or None, _beside(Path(source)))
+    documents = Documents(raw, read_generation_config(source) or None, beside(Path(source)))
     save_model(mixture, directory, SerialGroup(), documents, save_dtype=dtype, overwrite=overwrite)
     return raw
 
@@ -98,13 +97,3 @@ def _fill(mixture: CausalLM, dense: CausalLM, seed: int) -> None:
             param.data[...] = theirs[name.replace(".experts.", ".") + ".weight"]
         else:
             param.data[...] = theirs[name]
-
-
-def _beside(source: Path) -> dict[str, bytes]:
-    """The tokenizer's files and the like."""
-    others = {"config.json", "generation_config.json", INDEX}
-    paths = [path for pattern in DOCUMENTS for path in source.glob(pattern) if path.name not in others]
-    try:
-        return {path.name: path.read_bytes() for path in sorted(paths)}
-    except OSError as error:
-        raise os_failure("read", source, error) from error

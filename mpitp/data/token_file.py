@@ -115,6 +115,12 @@ class TokenFile:
                         "manifest; prepare the text again"
                     )
 
+    def shares(self, share: int, shares: int) -> Iterator[np.ndarray]:
+        """One of `shares` parts of the tokens, chunk by chunk; all of them are the whole file."""
+        step = CHUNK_BYTES // self.tokens.itemsize
+        for start in range(share * step, len(self.tokens), shares * step):
+            yield self.tokens[start : start + step]
+
     def identity(self) -> tuple[int, ...]:
         """What tells the file from another one; equal on all hosts that share it. Raises FileError where it's gone."""
         try:

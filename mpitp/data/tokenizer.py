@@ -31,6 +31,8 @@ JSON_FILES = (TOKENIZER, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 # all that belongs to a tokenizer and goes along with a saved model
 FILES = (*JSON_FILES, "chat_template.jinja")
 
+OWN_FIELDS = "[model]"  # where a run file's own fields are the model's config
+
 BYTE_END_OF_TEXT = "<|endoftext|>"
 _PROBE = "Bytes of  several words: é漢"
 
@@ -58,9 +60,11 @@ class Tokenizer:
             self._backend = _make_backend(self.files[TOKENIZER], documents[TOKENIZER], where)
             add_declared_tokens(self._backend, config, documents[ADDED_TOKENS], special, where)
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
+            own = self._backend.get_vocab(with_added_tokens=False)
             added = self._backend.get_added_tokens_decoder()
             self._is_bytes = _is_byte_tokenizer(self._backend, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.own_size = max(own.values(), default=-1) + 1  # without the tokens that were added to it
         self.special_tokens = {id_: token.content for id_, token in added.items() if token.special}
         self.bos_id = _special_id(special.get("bos_token"), "bos_token", vocabulary, where)
         self.eos_id = _special_id(special.get("eos_token"), "eos_token", vocabulary, where)
@@ -132,7 +136,11 @@ class Tokenizer:
 
     def has_token(self, id_: int) -> bool:
         """Whether an id stands for anything; a model's vocabulary may have more ids, and there may be gaps."""
-        return self._backend.id_to_token(id_) is not None
+        return self.token(id_) is not None
+
+    def token(self, id_: int) -> str | None:
+        """The token of an id, as tokenizer.json spells it."""
+        return self._backend.id_to_token(id_)
 
     def stream_decoder(self, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one stream of tokens, which goes on with the text of the tokens in `context`."""
@@ -220,12 +228,32 @@ def tokenizer_from(name: str) -> Tokenizer:
 
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
-    """Raise ConfigError when the tokenizer gives ids that a model with `vocab_size` rows doesn't have."""
-    if tokenizer.vocab_size > vocab_size:
+    """Raise ConfigError where a model with `vocab_size` rows can't be the tokenizer's: it has more tokens of its own.
+
+    Tokens that were added to it may lack a row as long as no text has them: `check_rows`.
+    """
+    if tokenizer.own_size > vocab_size:
         raise ConfigError(
-            f"the tokenizer in {where} has ids up to {tokenizer.vocab_size - 1}, but the model's vocab_size is "
-            f"{vocab_size}"
+            f"the tokenizer in {where} has ids up to {tokenizer.own_size - 1}, but the model's vocab_size is "
+            f"{vocab_size}: it is another model's"
         )
+
+
+def check_rows(tokenizer: Tokenizer, texts: Iterable[Sequence[int]], vocab_size: int, where: str) -> None:
+    """Raise ConfigError for a text with a token that the model in `where`, with `vocab_size` rows, has none for."""
+    if tokenizer.vocab_size > vocab_size:
+        for number, ids in enumerate(texts, start=1):
+            if found := next((id_ for id_ in ids if id_ >= vocab_size), None):
+                raise ConfigError(f"text {number} has {without_row(tokenizer, found, vocab_size, where)}")
+
+
+def without_row(tokenizer: Tokenizer, id_: int, vocab_size: int, where: str) -> str:
+    """What is said of an id that the model has no row for, and the way out."""
+    way = "raise vocab_size" if where == OWN_FIELDS else f"mpitp convert --resize-vocabulary {where} NEW_DIR"
+    return (
+        f"the token {tokenizer.token(id_)!r:.60} (id {id_}), which was added to the tokenizer: the model in {where} "
+        f"has {vocab_size} rows and none for it; give it one: {way}"
+    )
 
 
 def _byte_vocabulary() -> dict[str, int]:

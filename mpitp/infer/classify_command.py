@@ -120,7 +120,7 @@ def _paths(names: list[str]) -> list[str]:
 def _of_texts(args: argparse.Namespace, group: Group, device: Device) -> Iterator[str]:
     """A line for each text, or for each word of it."""
     from mpitp.checkpoint.encoder import load_encoder, load_encoder_config
-    from mpitp.data.tokenizer import check_fits, load_tokenizer
+    from mpitp.data.tokenizer import check_fits, check_rows, load_tokenizer
     from mpitp.infer.classify_texts import check_has_classes, classes_of_texts, classes_of_words
     from mpitp.infer.embed import most_tokens
     from mpitp.layers.site import make_site
@@ -130,8 +130,9 @@ def _of_texts(args: argparse.Namespace, group: Group, device: Device) -> Iterato
     config, tokenizer = load_encoder_config(args.model), load_tokenizer(args.model)
     check_has_classes(config, args.model)
     check_fits(tokenizer, config.vocab_size, args.model)
-    model = load_encoder(args.model, make_site(group, dtype=args.dtype, device=device))
     most, encoded = most_tokens(args.model, config.max_positions), tokenizer.encode_all(texts)
+    check_rows(tokenizer, encoded, config.vocab_size, args.model)
+    model = load_encoder(args.model, make_site(group, dtype=args.dtype, device=device))
     cut = sum(len(ids) > most for ids in encoded)
     notes = [f"{cut} of {len(texts)} texts are longer than {most} tokens and were cut"] if cut else []
     if group.rank == 0:

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.checkpoint.load import load_config
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.data.tokenizer import load_tokenizer
+    from mpitp.data.tokenizer import check_rows, load_tokenizer
     from mpitp.infer.generate import Follower, generate
     from mpitp.infer.sampling import Sampling
     from mpitp.infer.traced import finish_trace, make_tracer
@@ -116,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    check_rows(tokenizer, encoded, config.vocab_size, args.model)
     tracer = make_tracer(args.trace)
     world = group if tracer is None else tracer.watch(group)
     model = _load(args, config, world, device)

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.data.tokenizer import check_fits, load_tokenizer
+    from mpitp.data.tokenizer import check_fits, check_rows, load_tokenizer
     from mpitp.infer.embed import default_pool, embed, most_tokens
     from mpitp.layers.site import make_site
 
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     pool = args.pool or default_pool(args.model)
     most = min(args.max_tokens or config.max_positions, most_tokens(args.model, config.max_positions))
     encoded, notes = _encoded(tokenizer, texts, most)
+    check_rows(tokenizer, encoded, config.vocab_size, args.model)
     model = load_trunk(args.model, make_site(group, dtype=args.dtype, device=device))
     vectors = embed(model, encoded, pool, normalize=args.normalize)
     refusal = None

@@ -11,7 +11,7 @@ from mpitp.backend.device import Device
 from mpitp.checkpoint.encoder_decoder import load_encoder_decoder, load_encoder_decoder_config
 from mpitp.checkpoint.hf_directory import read_generation_config
 from mpitp.comm.group import Group
-from mpitp.data.tokenizer import Tokenizer, check_fits, load_tokenizer
+from mpitp.data.tokenizer import Tokenizer, check_fits, check_rows, load_tokenizer
 from mpitp.error_stream import tell
 from mpitp.errors import FileError, UsageError
 from mpitp.infer import shares_option
@@ -36,6 +36,8 @@ def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, 
             )
     config, tokenizer = load_encoder_decoder_config(args.model), load_tokenizer(args.model)
     check_fits(tokenizer, config.vocab_size, args.model)
+    encoded = tokenizer.encode_all(prompts)
+    check_rows(tokenizer, encoded, config.vocab_size, args.model)
     rules = _rules(args, read_rules(config, read_generation_config(args.model)), sampling)
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     tracer = make_tracer(args.trace)
@@ -45,7 +47,7 @@ def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, 
     model = load_encoder_decoder(args.model, site, config=config)
     if tracer is not None:
         tracer.attach(model)
-    done = translate(model, tokenizer.encode_all(prompts), args.max_new_tokens, rules, sampling, world)
+    done = translate(model, encoded, args.max_new_tokens, rules, sampling, world)
     refusal = None
     if group.rank == 0:
         tell(config.notices)

@@ -15,6 +15,7 @@ from mpitp.models.config import DecoderConfig
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "the tokenizer"
+GROW = "mpitp convert --resize-vocabulary DIR NEW_DIR gives its added tokens rows"
 
 
 def ids_of(where: str, value: Any) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def with_ends(config: DecoderConfig, source: str, ids: Iterable[int]) -> Decoder
         if not 0 <= token < config.vocab_size:
             raise ConfigError(
                 f"{source}: the end-of-text id {token} is outside the vocabulary of {config.vocab_size} (0 to "
-                f"{config.vocab_size - 1})"
+                f"{config.vocab_size - 1})" + (f"; {GROW}" if source == TOKENIZER else "")
             )
     if not given:
         return config

@@ -79,8 +79,14 @@ class Asker:
     def _known(self, tokens: Sequence[int]) -> list[int]:
         unknown = next((token for token in tokens if token >= self.model.vocab_size), None)
         if unknown is not None:
-            raise UsageError(f"token id {unknown} lies outside the model's vocabulary of {self.model.vocab_size}")
+            raise UsageError(self._outside(unknown))
         return list(tokens)
+
+    def _outside(self, id_: int) -> str:
+        """What is said of an id without a row; who runs the server can give an added token one."""
+        model, token = self.model, self.model.tokenizer.token(id_)
+        added = "" if token is None else f": {token!r:.60} was added to the tokenizer alone"
+        return f"token id {id_} lies outside the model's vocabulary of {model.vocab_size}{added}"
 
     def _specs(
         self,

@@ -18,7 +18,7 @@ from mpitp.config import RunConfig
 from mpitp.data.labelled import LabelledTexts, read_labelled
 from mpitp.data.masking import Masking
 from mpitp.data.sampler import windows_of
-from mpitp.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_from
+from mpitp.data.tokenizer import Tokenizer, check_fits, check_rows, load_tokenizer, tokenizer_from
 from mpitp.errors import ConfigError
 from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
@@ -30,7 +30,16 @@ from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import Measure
 from mpitp.models.vision_config import VisionConfig
 from mpitp.train.deal import Deal
-from mpitp.train.setup import RunData, check_texts, dropouts_of, num_microbatches, open_data, run_cutting, run_notices
+from mpitp.train.setup import (
+    RunData,
+    check_texts,
+    dropouts_of,
+    model_name,
+    num_microbatches,
+    open_data,
+    run_cutting,
+    run_notices,
+)
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement, Task
 
@@ -101,11 +110,18 @@ class ClassificationTask(EncoderTask):
         self.targets = self.texts.targets(classes)
         self.valid_targets = [] if self.valid is None else self.valid.targets(classes)
         self.has_valid, self.files, self.sha256 = self.valid is not None, self.tokenizer.files, self.texts.sha256
+        for texts in (self.encoded, self.valid_encoded):
+            check_rows(self.tokenizer, texts, base.vocab_size, model_name(config))
 
     @cached_property
     def encoded(self) -> list[list[int]]:
         """Token ids of the texts to learn from."""
         return encode(self.tokenizer, self.texts, self.config.data.seq_len)
+
+    @cached_property
+    def valid_encoded(self) -> list[list[int]]:
+        """Those of the held-out texts."""
+        return [] if self.valid is None else encode(self.tokenizer, self.valid, self.config.data.seq_len)
 
     def notices(self) -> Sequence[str]:
         count, seq_len = len(self.texts.texts), self.config.data.seq_len
@@ -122,8 +138,7 @@ class ClassificationTask(EncoderTask):
         return texts_batch(texts, targets, dropout, places)
 
     def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
-        assert self.valid is not None, "asked for where there is one"
-        micro, texts = self.config.train.micro_batch_size, encode(self.tokenizer, self.valid, self.config.data.seq_len)
+        micro, texts = self.config.train.micro_batch_size, self.valid_encoded
         for number in deal.of(-(-len(texts) // micro)):
             chosen = slice(number * micro, (number + 1) * micro)
             yield texts_batch(texts[chosen], self.valid_targets[chosen])
@@ -155,7 +170,7 @@ class MaskedTask(EncoderTask):
         return [*head_notices(self.config, self.model_config), *run_notices(self.config, self.data)]
 
     def check(self, world: Group) -> None:
-        check_texts(world, self.data)
+        check_texts(world, self.data, self.model_config.vocab_size, model_name(self.config))
 
     def batch(self, samples: Sequence[int], places: Sequence[int], dropout: DropoutState | None) -> Batch:
         tokens, _ = self.data.train.batch(samples)
@@ -198,11 +213,7 @@ def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderConfig:
             base = encoder_config_from_hf({"vocab_size": tokenizer.vocab_size, **section.fields}, own=section.fields)
         except ConfigError as error:
             raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
-    if tokenizer.vocab_size > base.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has a vocabulary of {tokenizer.vocab_size}, the model of {base.vocab_size}; "
-            "use the model's own"
-        )
+    check_fits(tokenizer, base.vocab_size, model_name(config))
     return base
 
 

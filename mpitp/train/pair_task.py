@@ -23,7 +23,7 @@ from mpitp.comm.group import Group
 from mpitp.config import DropoutSection, RunConfig
 from mpitp.data.pairs import Pairs, read_pairs
 from mpitp.data.sampler import windows_of
-from mpitp.data.tokenizer import Tokenizer
+from mpitp.data.tokenizer import Tokenizer, check_fits, check_rows
 from mpitp.errors import ConfigError
 from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
@@ -35,7 +35,7 @@ from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import Measure
 from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import tokenizer_of
-from mpitp.train.setup import num_microbatches, run_cutting
+from mpitp.train.setup import model_name, num_microbatches, run_cutting
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement, Task
 
@@ -59,11 +59,20 @@ class PairTask(Task):
                 f"data.seq_len={data.seq_len} exceeds the model's {base.max_positions} positions; lower it"
             )
         self.has_valid, self.files, self.sha256 = self.valid is not None, self.tokenizer.files, self.pairs.sha256
+        for pairs in (self.encoded, self.valid_encoded):
+            check_rows(self.tokenizer, [ids for pair in pairs for ids in pair], base.vocab_size, model_name(config))
 
     @cached_property
     def encoded(self) -> Encoded:
         """The pairs to learn from."""
         return encode(self.tokenizer, self.pairs, self.config.data.seq_len, self.model_config)
+
+    @cached_property
+    def valid_encoded(self) -> Encoded:
+        """The held-out pairs."""
+        if self.valid is None:
+            return []
+        return encode(self.tokenizer, self.valid, self.config.data.seq_len, self.model_config)
 
     @property
     def source(self) -> EncoderDecoderSource:
@@ -100,9 +109,7 @@ class PairTask(Task):
         return batches
 
     def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
-        assert self.valid is not None, "asked for where there is one"
-        micro = self.config.train.micro_batch_size
-        pairs = encode(self.tokenizer, self.valid, self.config.data.seq_len, self.model_config)
+        micro, pairs = self.config.train.micro_batch_size, self.valid_encoded
         for number in deal.of(-(-len(pairs) // micro)):
             yield pairs_batch(pairs[number * micro : (number + 1) * micro], self.model_config.start_id)
 
@@ -162,11 +169,7 @@ def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderDecoderConfig
             base = encoder_decoder_config_from_hf({**known, **section.fields}, own=section.fields)
         except ConfigError as error:
             raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
-    if tokenizer.vocab_size > base.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has a vocabulary of {tokenizer.vocab_size}, the model of {base.vocab_size}; "
-            "use the model's own"
-        )
+    check_fits(tokenizer, base.vocab_size, model_name(config))
     if not base.eos_ids:
         raise ConfigError("the model has no end of text (eos_token_id), so that a target would never end; name one")
     return base

@@ -18,7 +18,7 @@ from mpitp.comm.own_group import check_group, load_group
 from mpitp.config import DropoutSection, RunConfig
 from mpitp.data.sampler import Sampler
 from mpitp.data.token_file import TokenFile
-from mpitp.data.tokenizer import Tokenizer
+from mpitp.data.tokenizer import OWN_FIELDS, Tokenizer, without_row
 from mpitp.errors import ConfigError
 from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
@@ -64,8 +64,9 @@ def open_data(config: RunConfig) -> RunData:
     return RunData(train, Sampler(held_out, data.seq_len, seed=None), tokens.load_tokenizer())
 
 
-def check_texts(group: Group, data: RunData) -> None:
-    """Raise FileError on all ranks where a token file isn't what its manifest says. A collective.
+def check_texts(group: Group, data: RunData, vocab_size: int, where: str) -> None:
+    """Raise FileError on all ranks where a token file isn't what its manifest says, or holds a token that the model
+    `where` with `vocab_size` rows has none for. A collective.
 
     The ranks that see the same file share the reading; a copy on a disk of a node's own is read by that node's ranks.
     """
@@ -74,7 +75,18 @@ def check_texts(group: Group, data: RunData) -> None:
             tokens = sampler.tokens
             seen = gather_together(group, tokens.identity)
             alike = [rank for rank, identity in enumerate(seen) if identity == seen[group.rank]]
-            together(group, partial(tokens.check_share, alike.index(group.rank), len(alike)))
+            share = alike.index(group.rank), len(alike)
+            together(group, partial(tokens.check_share, *share))
+            if data.vocab_size > vocab_size:
+                together(group, partial(_check_rows, sampler, data.tokenizer, share, vocab_size, where))
+
+
+def _check_rows(sampler: Sampler, tokenizer: Tokenizer, share: tuple[int, int], vocab_size: int, where: str) -> None:
+    """Raise ConfigError where one of some shares of a token file has a token without a row."""
+    tokens = sampler.tokens
+    largest = max((int(ids.max()) for ids in tokens.shares(*share)), default=-1)
+    if largest >= vocab_size:
+        raise ConfigError(f"{tokens.path} has {without_row(tokenizer, largest, vocab_size, where)}")
 
 
 def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
@@ -95,10 +107,10 @@ def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
             f"the model's weights are rounded to {decoder.grouping.bits} bits: they can't be trained; "
             "train the model in floats, and round the result (mpitp convert --weights)"
         )
-    if data is not None and data.vocab_size > decoder.vocab_size:
+    if data is not None and data.tokenizer.own_size > decoder.vocab_size:
         raise ConfigError(
-            f"the text was prepared with a vocabulary of {data.vocab_size}, the model has {decoder.vocab_size}; "
-            "prepare it with the model's own tokenizer: mpitp data prepare --tokenizer DIR"
+            f"the text was prepared with a vocabulary of {data.tokenizer.own_size}, the model has "
+            f"{decoder.vocab_size}; prepare it with the model's own tokenizer: mpitp data prepare --tokenizer DIR"
         )
     if config.data.seq_len > decoder.max_positions:
         raise ConfigError(
@@ -106,6 +118,11 @@ def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
             f"{decoder.max_positions}; lower it or choose a model with more positions"
         )
     return decoder if data is None else with_ends(decoder, TOKENIZER, data.tokenizer.eos_ids)
+
+
+def model_name(config: RunConfig) -> str:
+    """What messages call the model of a run file."""
+    return config.model.from_ or config.model.config or OWN_FIELDS
 
 
 def run_mesh(config: RunConfig, world: Group) -> Mesh:

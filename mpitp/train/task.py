@@ -19,7 +19,7 @@ from mpitp.models.config import DecoderConfig
 from mpitp.models.ends import notices_of
 from mpitp.models.layered import LayeredModel
 from mpitp.train.deal import Deal
-from mpitp.train.setup import RunData, check_texts, held_out_batches, run_notices, run_source, step_batches
+from mpitp.train.setup import RunData, check_texts, held_out_batches, model_name, run_notices, run_source, step_batches
 from mpitp.train.stages import Cuttable
 from mpitp.train.step import TrainStep
 
@@ -97,7 +97,7 @@ class TextTask(Task):
         return [*notices_of(self.decoder), *run_notices(self.config, self.data)]
 
     def check(self, world: Group) -> None:
-        check_texts(world, self.data)
+        check_texts(world, self.data, self.decoder.vocab_size, model_name(self.config))
 
     def step_batches(self, step: int, deal: Deal) -> list[Batch]:
         return step_batches(self.config, self.decoder, self.data.train, step, deal)

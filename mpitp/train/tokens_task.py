@@ -16,6 +16,7 @@ from mpitp.config import RunConfig
 from mpitp.data.sampler import windows_of
 from mpitp.data.spans import counts_of, f1_of, marks_spans
 from mpitp.data.tagged import TaggedTexts, read_tagged
+from mpitp.data.tokenizer import check_rows
 from mpitp.data.words import PlacedWords, place_words
 from mpitp.errors import ConfigError, FileError
 from mpitp.layers.passes import DropoutState
@@ -33,6 +34,7 @@ from mpitp.train.encoder_task import (
     tokenizer_of,
     with_dropouts,
 )
+from mpitp.train.setup import model_name
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement
 
@@ -57,6 +59,8 @@ class TokensTask(EncoderTask):
         self.targets = self.texts.targets(self.classes)
         self.valid_targets = [] if self.valid is None else self.valid.targets(self.classes)
         self.has_valid, self.files, self.sha256 = self.valid is not None, self.tokenizer.files, self.texts.sha256
+        for placed in (self.placed, self.valid_placed):
+            check_rows(self.tokenizer, [each.ids for each in placed], base.vocab_size, model_name(config))
         self._check_words()
 
     @cached_property

@@ -337,8 +337,9 @@ def test_damaged_and_missing_tokenizers(tmp_path):
 
 def test_a_tokenizer_larger_than_the_model():
     check_fits(BYTES, 257, "data")
-    with pytest.raises(ConfigError, match="ids up to 256, but the model's vocab_size is 256"):
-        check_fits(BYTES, 256, "data")
+    check_fits(BYTES, 256, "data")  # the end of a text was added: it may lack a row where no text has it
+    with pytest.raises(ConfigError, match="ids up to 255, but the model's vocab_size is 255: it is another model's"):
+        check_fits(BYTES, 255, "data")
 
 
 def test_the_name_bytes(tmp_path, monkeypatch):

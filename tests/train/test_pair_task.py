@@ -189,7 +189,7 @@ def test_options_that_do_not_go_together(
         ({"model_feed_forward_proj": "gated-sine"}, "feed_forward_proj='gated-sine' is not supported"),
         ({"model_d_modle": 3}, "unknown key 'd_modle'.*did you mean 'd_model'"),
         ({"data_tokenizer": None}, "pairs and labelled texts need a tokenizer"),
-        ({"model_vocab_size": 100, "model_eos_token_id": 99}, "vocabulary of 257, the model of 100"),
+        ({"model_vocab_size": 100, "model_eos_token_id": 99}, "has ids up to 255, but the model.s vocab_size is 100"),
     ],
 )
 def test_what_can_not_be_is_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
