@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from mpitp.comm.mesh import Mesh
@@ -62,7 +61,8 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
         )
     count, replicas, stages = num_microbatches(config), config.mesh.replicas, config.mesh.pp
     if mesh.weights("dp", "ep"):
-        _check_unequal(config, Deal.on(mesh).counts(count))
+        if refusal := refusal_of_unequal(config, mesh):
+            raise ConfigError(refusal)
         return
     if config.mesh.schedule == "interleaved" and count % (replicas * stages):
         raise ConfigError(_not_in_rounds(config, count))
@@ -72,18 +72,20 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
         raise ConfigError(_not_alike(config, count))
 
 
-def _check_unequal(config: RunConfig, counts: Sequence[int]) -> None:
-    """The same of replicas that mesh.shares deals microbatches to by weight."""
-    stages, told = config.mesh.pp, f"mesh.shares deals {sum(counts)} microbatches as {list(counts)} to the replicas"
+def refusal_of_unequal(config: RunConfig, mesh: Mesh) -> str:
+    """Why the stages of a mesh can't have the microbatches that its replicas get by weight; "" where they can."""
+    counts, stages = Deal.on(mesh).counts(num_microbatches(config)), config.mesh.pp
+    told = f"mesh.shares deals {sum(counts)} microbatches as {list(counts)} to the replicas"
     if config.mesh.schedule == "interleaved" and any(count % stages for count in counts):
-        raise ConfigError(f"{told}, but schedule interleaved takes them in rounds of {stages}; use another schedule")
+        return f"{told}, but schedule interleaved takes them in rounds of {stages}; use another schedule"
     if min(counts) < stages:
-        raise ConfigError(
+        return (
             f"{told}, but mesh.pp = {stages} stages need at least {stages} each; a larger train.global_batch_size, a "
             "smaller train.micro_batch_size or weights nearer to one another would do"
         )
     if config.optim.zero == 3 and len(set(counts)) > 1:
-        raise ConfigError(f"{told}, but optim.zero = 3 beside mesh.pp needs as many on each; optim.zero = 2 would do")
+        return f"{told}, but optim.zero = 3 beside mesh.pp needs as many on each; optim.zero = 2 would do"
+    return ""
 
 
 def _too_few(config: RunConfig, count: int) -> str:

@@ -62,6 +62,8 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of t
     (2, "gpt2", {"mesh.pp": 2, "mesh.schedule": "gpipe", "train.recompute": "full"}),
     (2, "llama", {"mesh.pp": 2, "mesh.schedule": "interleaved"}),
     (2, "llama", {"mesh.pp": 2, "mesh.schedule": "zb"}),
+    (2, "llama", {"mesh.shares": [2, 1], "mesh.sequence_parallel": True}),
+    (4, "gpt2", {"mesh.pp": 2, "mesh.dp": 2, "mesh.shares": {"pp": [3, 1], "dp": [1, 1.01]}}),
 ]
 
 

@@ -40,6 +40,13 @@ LAYOUTS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [  # ranks, [mesh], 
     (4, {"ep": 2, "tp": 2, "sequence_parallel": True}, {"model": "mixtral", "train_recompute": "full"}),
     (3, {"ep": 3, "tp": 1}, {"model": "qwen2_moe"}),
     (4, {"pp": 2, "cp": 2}, {"model": "mixtral"}),
+    (4, {"dp": 2, "tp": 2, "sequence_parallel": True, "shares": {"dp": [1, 2], "tp": [3, 1]}}, {"model": "llama 9/3"}),
+    (
+        4,
+        {"pp": 2, "dp": 2, "shares": {"pp": [2, 1], "dp": [3, 5]}},
+        {"model": "gpt2 untied", "train_global_batch_size": 8},
+    ),
+    (4, {"ep": 2, "tp": 2, "shares": {"ep": [2, 1], "tp": [1, 2]}}, {"model": "qwen2_moe"}),
 ]
 
 

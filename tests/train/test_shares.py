@@ -119,6 +119,16 @@ def test_stages_of_the_run_files_own_stay(tmp_path: Path, monkeypatch: pytest.Mo
         assert found == [expected] * 2
 
 
+def test_a_pipeline_keeps_the_microbatches_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica a tenth as fast would have none, where two stages need two: it has as many as the other."""
+    monkeypatch.setattr(shares, "measure_speeds", lambda group, device, dtype, width: [1.0, 0.1, 0.5, 0.05])
+    keys = {"mesh_shares": "measured", "mesh_pp": 2, "mesh_dp": 2, "train_micro_batch_size": 1}
+    for sequences, expected in ((40, {"pp": (1.0, 0.5), "dp": (1.0, 0.1)}), (4, {"pp": (1.0, 0.5)})):
+        settings = config(tmp_path, tmp_path, **keys, train_global_batch_size=sequences)
+        found = run_threads(4, lambda group, run=settings: with_shares(run, 16, group, CpuDevice()).mesh.shares)
+        assert found == [expected] * 4
+
+
 def test_speeds_are_those_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "WINDOWS", 2)
     monkeypatch.setattr(speeds, "WINDOW_SECONDS", 0.01)

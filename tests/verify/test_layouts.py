@@ -22,6 +22,8 @@ LAYOUTS: list[tuple[str, Keys]] = [
     ("llama 7/7", {"mesh.cp": 2, "mesh.tp": 2, "mesh.sequence_parallel": True}),
     ("gpt2", {"mesh.pp": 2, "mesh.tp": 2, "mesh.sequence_parallel": True, "mesh.schedule": "zb"}),
     ("llama 9/3", {"mesh.pp": 2, "mesh.dp": 2, "mesh.tp": 1, "train.recompute": "full", "optim.zero": 1}),
+    ("llama 9/3", {"mesh.dp": 2, "mesh.tp": 2, "mesh.shares.dp": [1, 3], "mesh.shares.tp": [2, 1]}),
+    ("gpt2", {"mesh.pp": 2, "mesh.tp": 3, "mesh.shares.tp": [1, 0, 4], "mesh.shares.pp": [3, 1]}),
     ("gpt2 untied", {"mesh.dp": 2, "mesh.cp": 3, "mesh.tp": 1, "mesh.cp_form": "heads", "optim.zero": 3}),
 ]
 
