@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from mpitp.comm.group import Group, Pending
@@ -177,7 +178,7 @@ class Tracer(LayerObserver, GroupObserver):
 def caller() -> str:
     """File and function of the code outside comm, trace and pairs that made the current call: "generate.choose"."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRANSPARENT):
+    while frame.f_back is not None and _is_transparent(frame.f_code):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name.strip('_')}"
 
@@ -185,3 +186,8 @@ def caller() -> str:
 def _rows(array: Any) -> int:
     """Of an activation or a gradient; ids have none."""
     return 0 if array is None else len(array)
+
+
+def _is_transparent(code: CodeType) -> bool:
+    """Whether who called it is meant; a comprehension has a frame of its own up to Python 3.11."""
+    return code.co_filename.startswith(_TRANSPARENT) or code.co_name in ("<listcomp>", "<dictcomp>", "<genexpr>")
