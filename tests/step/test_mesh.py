@@ -16,7 +16,7 @@ from mpitp.step.page import page_of
 from mpitp.step.rows import row_lines
 from mpitp.step.source import Wish, make_film
 from mpitp.step.walk import Walk
-from tests.step.browser import browse, needs_chromium
+from tests.step.browser import browse, needs_chromium, walk_page
 from tests.step.test_letters import CLOSE
 from tests.step.test_record import values
 
@@ -180,3 +180,10 @@ def test_page_of_a_mesh_in_a_browser(tmp_path: Path) -> None:
     assert found["messages"] == 2 * len(sends) and found["marked"] == 2 and found["joined"] > 0
     assert found["labels"] == [f"{rank}  ({place})" for rank, place in enumerate(film.places)]
     assert "of microbatch 0, over pp" in found["about"] and found["at"] == sends[0].other_end
+
+
+@needs_chromium
+def test_every_operation_of_a_mesh_is_clean_on_a_small_screen(tmp_path: Path) -> None:
+    film = make_film(Wish(preset="gpt2", ranks=4, layout=Layout(cp=2)))
+    found = walk_page(tmp_path, page_of(film), 1024, 768)
+    assert found["errors"] == found["faults"] == found["below"] == []

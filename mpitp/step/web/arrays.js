@@ -5,14 +5,16 @@ const ROLES = {in: "uses", param: "parameter", mid: "on the way", out: "makes", 
 const MANY = 5;  /* arrays, beside which there is room for the letter alone */
 const nameAndChip = (array, isShort = false) => [element("code", {}, `${array.name} ${array.shape_text}`),
   element("span", {class: `chip ${array.placement}`, title: array.placement_text},
-    isShort && !array.letters.length ? `${array.letter} ${array.along}`.trim() : array.placement_text)];
+    isShort ? shortLetters(array) : array.placement_text)];
+const shortLetters = array => array.letters.length ? array.letters.map(([axis, letter]) => `${letter} ${axis}`).join(", ")
+  : `${array.letter} ${array.along}`.trim();
 
 function arrayCard(op, array, zoom, palette) {
   const side = Math.max(90, Math.floor((room - 40) / op.ranks.length) - 20);
   const look = lookOf(array, side, zoom, palette);
   const scaled = look.exponent && array.pictures[0].is_whole && !array.pictures[0].dtype.includes("int");
   const heading = element("h3", {}, element("span", {class: "role"}, ROLES[array.role]), ...nameAndChip(array, op.arrays.length >= MANY));
-  if (!array.pictures[0].is_whole) heading.append(element("span", {class: "role"}, "magnitudes of tiles"));
+  if (!array.pictures[0].is_whole) heading.append(element("span", {class: "role"}, op.arrays.length >= MANY ? "tiles" : "magnitudes of tiles"));
   if (scaled) heading.append(element("span", {class: "role"}, "times 10", element("sup", {}, String(look.exponent))));
   const ranks = element("div", {class: "ranks"});
   const isStack = array.role === "mid" && array.pictures.some(picture => picture.shape.length === 3);
@@ -39,7 +41,8 @@ function byHead(op, array, rank, zoom, palette) {
       element("figcaption", {}, all > 6 || film.places.length ? `r${op.ranks[rank]}, h${head}` : `head ${before + head}, rank ${rank}`), matrix(op, array, rank, look, head * t, part));
   });
 }
-const isAlike = array => array.letter === "I" && array.letters.every(([, letter]) => letter === "I");
+/* Equal on all ranks; on a mesh, where there is less room, also what each uses for its own part of the work. */
+const isAlike = array => array.letter === "I" && !array.letters.length || array.letters.length && array.letters.every(([, letter]) => "IR".includes(letter));
 function onEveryRank(op, array, look) {
   return element("figure", {class: "of-all"}, element("figcaption", {}, "on every rank"), matrix(op, array, 0, look));
 }
@@ -69,13 +72,20 @@ function drawArrays(op, palette) {
       fillArrays(box, op, ZOOMS[middle], palette);
       if (allFit(box)) high = middle; else low = middle + 1;
     }
-    chosen.set(key, low);
+    fillArrays(box, op, ZOOMS[low], palette);
+    chosen.set(key, allFit(box) ? low : lowestOf(box, op, palette));
   }
   fillArrays(box, op, ZOOMS[chosen.get(key)], palette);
   for (const each of canvases) each.paint();
 }
+/* Headings of small cards break into more lines: where the smallest doesn't fit, another may, or comes nearest to it. */
+function lowestOf(box, op, palette) {
+  const ends = ZOOMS.map(zoom => { fillArrays(box, op, zoom, palette); return allFit(box) ? 0 : bottomOf(box); });
+  return ends.indexOf(Math.min(...ends));
+}
+const bottomOf = box => Math.max(...[...box.children].map(card => card.getBoundingClientRect().bottom));
 function allFit(box) {
-  const cards = [...box.children], bottom = Math.max(...cards.map(card => card.getBoundingClientRect().bottom));
+  const cards = [...box.children], bottom = bottomOf(box);
   const end = document.querySelector("footer").getBoundingClientRect().top;
   return bottom + window.scrollY <= end && cards.every(card => card.scrollWidth <= card.clientWidth + 1);
 }
