@@ -96,6 +96,7 @@ def graph_of(config: RunConfig, ranks: int) -> StepGraph:
     """The graph of a run. Raises ConfigError for one that can't be laid on so many ranks."""
     from mpitp.comm.mesh import abstract_mesh
     from mpitp.errors import ConfigError
+    from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.step_graph import step_graph
     from mpitp.train.setup import mesh_sizes, model_config, open_data
     from mpitp.train.stages import check_pipeline
@@ -105,6 +106,7 @@ def graph_of(config: RunConfig, ranks: int) -> StepGraph:
             f"plan graph knows models that continue text, and task.kind = {config.task.kind!r} trains an encoder; "
             "leave task out to see a decoder of these sizes"
         )
+    tell_of_shares(config)
     data = open_data(config) if Path(config.data.train).exists() else None
     decoder = model_config(config, data)
     check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mpitp.config import RECOMPUTE, RunConfig
+from mpitp.error_stream import tell
 from mpitp.errors import UsageError
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -74,6 +75,12 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
         micro=config.train.micro_batch_size,
         stages=mesh.stages,
     )
+
+
+def tell_of_shares(config: RunConfig) -> None:
+    """Say that ranks of unequal speed are none of a plan's, where the run file has such."""
+    if config.mesh.shares != "equal":
+        tell(["mesh.shares is left out of account: times and graphs of plans are those of equal ranks"])
 
 
 _WORDS = {"sp": "sequence_parallel", "micro_batch_size": "micro"}

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, tell, write."""
     from mpitp.errors import UsageError
     from mpitp.plan.choice import choose, machine_of
+    from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.pareto import check_front
     from mpitp.plan.search_report import as_dict, lines
     from mpitp.run_file import load_run_config
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write and args.set:
         raise UsageError("--write changes the run file, of which --set has replaced keys for this call; leave out one")
     config = load_run_config(args.run_file, args.set)
+    tell_of_shares(config)
     machine = machine_of(args.machine or config.mesh.machine)
     choice = choose(config, machine, args.ranks, args.memory, args.best, args.compare)
     print(json.dumps(as_dict(choice)) if args.json else "\n".join(lines(choice)))

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, print, and write what was asked for."""
     from mpitp.errors import UsageError
     from mpitp.files import replace_file
+    from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.scaling_picture import scaling_svg
     from mpitp.plan.simulate import simulate_job
     from mpitp.plan.simulated_trace import trace_json
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks < 1 or args.steps < 1 or args.save_every < 1:
         raise UsageError("--ranks, --steps and --save-every must be at least 1")
     config = load_run_config(args.run_file, args.set)
+    tell_of_shares(config)
     simulator = simulator_of(config, args.ranks, args.machine)
     troubles = _troubles(args)
     slow = type(troubles)(troubles.slow)

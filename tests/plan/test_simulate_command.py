@@ -90,3 +90,14 @@ def test_weak_scaling_is_drawn(run_file: Path, tmp_path: Path, capsys: pytest.Ca
 def test_mistakes_are_told(words: list[str], told: str, run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(run_file, *words) in (2, 3)
     assert told in capsys.readouterr().err
+
+
+def test_unequal_shares_are_none_of_a_plan_s(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(run_file) == 0
+    even = capsys.readouterr()
+    assert simulate(run_file, "--set", "mesh.shares=measured") == 0
+    found = capsys.readouterr()
+    assert (found.out, even.err) == (even.out, "")
+    assert found.err.startswith(
+        "mpitp: mesh.shares is left out of account: times and graphs of plans are those of equal"
+    )
