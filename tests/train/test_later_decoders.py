@@ -19,6 +19,7 @@ LAYOUTS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [  # model, ran
     ("gemma2", 2, {"dp": 2}, {"optim_zero": 3}),
     ("olmo2", 3, {"tp": 3, **SP}, {}),
     ("olmo2", 4, {"dp": 2, "tp": 2, **SP}, {"optim_zero": 2}),
+    ("olmo2", 3, {"tp": 3, "shares": [3, 1, 2]}, {}),
     ("olmo2", 4, {"pp": 2, "tp": 2}, {}),
     ("olmo2", 4, {"cp": 2, "tp": 2, "cp_form": "heads"}, {}),
     ("bloom", 6, {"cp": 2, "tp": 3}, {}),

@@ -57,6 +57,8 @@ LAYOUTS = [
     ("t5", 2, ('train.recompute="attention"',)),
     ("t5", 3, ("mesh.pp=3", 'mesh.schedule="zb"')),
     ("bart", 4, ("mesh.pp=2", "mesh.sequence_parallel=true")),
+    ("t5", 4, ("mesh.pp=2", "mesh.shares={pp=[2,1], tp=[1,3]}")),
+    ("bart", 2, ("mesh.shares=[0,1]",)),
 ]
 
 

@@ -64,6 +64,7 @@ LAYOUTS = {
     "ZeRO 2": ["mesh.dp=2", "optim.zero=2"],
     "ZeRO 3": ["mesh.dp=2", "optim.zero=3", 'train.recompute="full"'],
     "stages": ["mesh.pp=2", 'mesh.schedule="zb"'],
+    "unequal shares": ["mesh.dp=2", "mesh.shares={dp=[1,2], tp=[2,1]}"],
     "token shards": ["mesh.pp=2", "mesh.sequence_parallel=true"],
 }
 
