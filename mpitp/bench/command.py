@@ -27,6 +27,7 @@ examples:
   mpitp bench train --recompute full                   and a step that computes its blocks again in backward
   mpitp launch -n 2 -- bench train --against torch --peer-python venv-with-torch/bin/python
   mpitp launch -n 2 -- bench train --model llama --kv-heads 2
+  mpitp bench types                                    each type's step against its products
   mpitp bench decode --model models/smollm2-135m --batch 8
   mpitp bench decode --model models/smollm2-135m --against transformers --peer-python venv-with-torch/bin/python
   mpitp bench serve --texts 16                         texts together against one, and the server against the engine
@@ -99,6 +100,10 @@ Time one step of one model with all ranks along tp, along pp (1F1B, zero-bubble)
 and in turn with them one rank alone; beside each its share of the work, the bytes that it sends and how long these take
 at the rate of a large message. With --against torch also PyTorch's tensor parallelism, DDP, FSDP2 and pipelining."""
 
+_TYPES = """\
+Time optimizer steps of each type of decoder and encoder on one rank, all of the same sizes, and in turn with each its
+own matrix products: what norms, activations, caps and biases of a type add to them. The dearest type comes first."""
+
 _EXPERTS = """\
 Time optimizer steps of a mixture of experts on random tokens, and in turn with them the matrix products of these tokens
 as they are routed: as many rows as each expert really has. On several ranks the experts are dealt over all of them (ep)
@@ -111,6 +116,7 @@ _SHARES_SIZES = {"layers": 4, "hidden": 512, "heads": 12, "head-dim": 64, "vocab
 _SAVE_SIZES = {"layers": 10, "hidden": 640, "heads": 10, "vocab": 16384}
 _TRAIN_SIZES = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192}
 _AXES_SIZES = {"layers": 4, "hidden": 384, "heads": 6, "vocab": 2048}
+_TYPES_SIZES = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 4096}
 _EXPERTS_SIZES = {"layers": 4, "hidden": 512, "heads": 8, "ffn": 512, "vocab": 2048}
 _PIPELINE_SIZES = {"layers": 8, "hidden": 384, "heads": 6, "vocab": 512}
 _DECODE_SIZES = {"layers": 30, "hidden": 576, "heads": 9, "kv-heads": 3, "head-dim": 64, "ffn": 1536, "vocab": 49152}
@@ -122,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(
         dest="what",
         required=True,
-        metavar="train|decode|serve|allreduce|scaling|replicas|shares|save|pipeline|axes|experts|machine",
+        metavar="train|types|decode|serve|allreduce|scaling|replicas|shares|save|pipeline|axes|experts|machine",
     )
 
     def add(name: str, line: str, description: str) -> argparse.ArgumentParser:
@@ -131,6 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return sub
 
     _add_train(add("train", "a training step against its matrix products", _TRAIN))
+    _add_types(add("types", "the step of each type of model against its products", _TYPES))
     _add_decode(add("decode", "generation against reading the weights", _DECODE))
     _add_serve(add("serve", "many texts together against one, the server against the engine", _SERVE))
     _add_allreduce(add("allreduce", "time and bandwidth of an all-reduce by size", _ALLREDUCE))
@@ -322,6 +329,15 @@ def _add_axes(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_types(sub: argparse.ArgumentParser) -> None:
+    add_size_arguments(sub, _TYPES_SIZES, ("layers", "hidden", "heads", "ffn", "vocab"))
+    sub.add_argument("--only", metavar="TYPE[,TYPE...]", help="these types; default: all without experts")
+    sub.add_argument("--batch", type=int, default=4, metavar="N", help="sequences; default 4")
+    sub.add_argument("--seq", type=int, default=256, metavar="N", help="tokens a sequence; default 256")
+    sub.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to time; default 7")
+    _add_clock(sub)
+
+
 def _add_experts(sub: argparse.ArgumentParser) -> None:
     add_size_arguments(sub, _EXPERTS_SIZES)
     sub.add_argument("--experts", type=int, default=8, metavar="N", help="experts of a block; default 8")
@@ -357,13 +373,26 @@ def run(args: argparse.Namespace) -> int:
 
 def _program(what: str) -> Any:
     """The module that measures, and reports what it measured."""
-    from mpitp.bench import allreduce, axes, decode, measure_machine, pipeline, replicas, save, scaling, serve, train
+    from mpitp.bench import (
+        allreduce,
+        axes,
+        decode,
+        kinds,
+        measure_machine,
+        pipeline,
+        replicas,
+        save,
+        scaling,
+        serve,
+        train,
+    )
     from mpitp.bench import experts as mixtures
     from mpitp.bench import shares as by_speed
 
     programs: dict[str, Any] = {"train": train, "decode": decode, "allreduce": allreduce}
     programs |= {"scaling": scaling, "replicas": replicas, "save": save, "pipeline": pipeline, "serve": serve}
     programs |= {"axes": axes, "experts": mixtures, "machine": measure_machine, "shares": by_speed}
+    programs["types"] = kinds
     return programs[what]
 
 
@@ -432,6 +461,9 @@ def _check(args: argparse.Namespace) -> None:
         positive(args, "texts", "prompt", "tokens", "rounds")
         return
     positive(args, "batch")
+    if args.what == "types":
+        positive(args, "seq", "rounds")
+        return
     if args.what == "experts":
         positive(args, "seq", "rounds", "experts", "top-k")
         return

@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import Array
+from mpitp.models.encoder import Encoder
+from mpitp.models.encoder_config import MASKED, EncoderConfig
 from mpitp.models.model import CausalLM
-from mpitp.ops.sight import CAUSAL
+from mpitp.ops.sight import CAUSAL, EVERYTHING, Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,17 @@ def run_products(products: Sequence[Product]) -> None:
         np.matmul(product.a, product.b, out=product.out)
 
 
-def linear_weights(model: CausalLM) -> Iterator[Array]:
+def linear_weights(model: CausalLM | Encoder) -> Iterator[Array]:
     """This rank's weights that are multiplied by activations; a tied table counts as the head that it is."""
+    is_tied = model.config.head == MASKED if isinstance(model, Encoder) else model.config.tied
+    lookups = ("positions.weight", "types.weight", *(() if is_tied else ("embedding.weight",)))
     for name, param in model.named_params():
-        is_lookup = name == "positions.weight" or (name == "embedding.weight" and not model.config.tied)
+        is_lookup = name in lookups
         if param.data.ndim == 2 and not is_lookup:
             yield param.data
 
 
-def linear_products(model: CausalLM, num_tokens: int) -> list[Product]:
+def linear_products(model: CausalLM | Encoder, num_tokens: int) -> list[Product]:
     """The three products of every linear of the model, for `num_tokens` rows."""
     arrays = _Arrays(model.dtype)
     products = []
@@ -67,9 +71,11 @@ def linear_products(model: CausalLM, num_tokens: int) -> list[Product]:
     return products
 
 
-def attention_products(model: CausalLM, lengths: Sequence[int]) -> list[Product]:
+def attention_products(model: CausalLM | Encoder, lengths: Sequence[int]) -> list[Product]:
     """Those of this rank's heads in all blocks, for sequences of these lengths."""
-    heads, dim = model.site.heads(model.config.heads, model.config.kv_heads), model.config.head_dim
+    config, dim = model.config, model.config.head_dim
+    sight = EVERYTHING if isinstance(config, EncoderConfig) else CAUSAL
+    heads = model.site.heads(config.heads, config.heads if isinstance(config, EncoderConfig) else config.kv_heads)
     arrays = _Arrays(model.dtype)
     a, g = heads.query.size, len(heads.kv)
     products = []
@@ -78,20 +84,21 @@ def attention_products(model: CausalLM, lengths: Sequence[int]) -> list[Product]
         do = arrays.get("do", length, a * dim).reshape(length, a, dim)
         for head in range(a):
             kv = a + heads.kv_index(head)
-            products += _head_products(arrays, qkv[:, head], qkv[:, kv], qkv[:, kv + g], do[:, head])
-    return products * model.config.num_layers
+            products += _head_products(arrays, (qkv[:, head], qkv[:, kv], qkv[:, kv + g], do[:, head]), sight)
+    return products * config.num_layers
 
 
-def _head_products(arrays: _Arrays, q: Array, k: Array, v: Array, do: Array) -> list[Product]:
+def _head_products(arrays: _Arrays, qkv_do: tuple[Array, Array, Array, Array], sight: Sight) -> list[Product]:
     products = []
+    q, k, v, do = qkv_do
     length, dim = q.shape
     q_head = arrays.get("q", length, dim)  # scaled, so contiguous
     of_queries, of_keys = arrays.get("of queries", length, dim), arrays.get("of keys", length, dim)
-    for tile in (tile for block in CAUSAL.query_blocks(np, length, length) for tile in block.tiles):
+    for tile in (tile for block in sight.query_blocks(np, length, length) for tile in block.tiles):
         rows, cols = tile.queries, tile.keys
         scores = arrays.get("scores", rows.stop - rows.start, cols.stop - cols.start)
         products += [Product(q_head[rows], k[cols].T, scores), Product(scores, v[cols], of_queries[rows])]
-    for tile in (tile for block in CAUSAL.key_blocks(np, length, length) for tile in block.tiles):
+    for tile in (tile for block in sight.key_blocks(np, length, length) for tile in block.tiles):
         rows, cols = tile.queries, tile.keys
         shape = rows.stop - rows.start, cols.stop - cols.start
         scores, dscores = arrays.get("scores", *shape), arrays.get("dscores", *shape)

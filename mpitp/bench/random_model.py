@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 
 from mpitp.backend.arrays import array_module, from_host
+from mpitp.layers.param import Param
 from mpitp.layers.site import Site
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
@@ -16,7 +18,13 @@ from mpitp.models.registry import build_model
 def random_model(config: DecoderConfig, site: Site) -> CausalLM:
     """Normal weights with the config's standard deviation. Replicas on several ranks are equal."""
     model = build_model(config, site)
-    for name, param in model.named_params():
+    draw_weights(model.named_params())
+    return model
+
+
+def draw_weights(named_params: Iterable[tuple[str, Param]]) -> None:
+    """Normal weights of any model."""
+    for name, param in named_params:
         param.data[...] = param.init_value
         if not param.init_std:
             continue
@@ -27,4 +35,3 @@ def random_model(config: DecoderConfig, site: Site) -> CausalLM:
                 rng = np.random.default_rng([zlib.crc32(f"{name}/{part.name}".encode()), *places])
                 drawn = rng.standard_normal(target.shape, np.float32) * np.float32(param.init_std)
                 target[...] = from_host(drawn.astype(param.data.dtype), array_module(target))
-    return model

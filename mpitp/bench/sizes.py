@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import Any
 
 from mpitp.errors import UsageError
@@ -10,8 +11,10 @@ from mpitp.errors import UsageError
 DTYPES = ("float32", "float64")
 
 
-def add_size_arguments(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
-    """--model, --layers, --hidden, ... with these defaults."""
+def add_size_arguments(
+    parser: argparse.ArgumentParser, defaults: dict[str, Any], chosen: Collection[str] | None = None
+) -> None:
+    """--layers, --hidden, ... with these defaults. `chosen`: these sizes alone; None: all."""
     options = (
         ("layers", "transformer blocks"),
         ("hidden", "model width"),
@@ -21,7 +24,7 @@ def add_size_arguments(parser: argparse.ArgumentParser, defaults: dict[str, Any]
         ("ffn", "inner width of the MLP (default: 4 x hidden, 8/3 x hidden for llama)"),
         ("vocab", "vocabulary"),
     )
-    for name, text in options:
+    for name, text in (each for each in options if chosen is None or each[0] in chosen):
         default = defaults.get(name)
         told = f"{text}; default {default}" if default else text
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=told)
@@ -68,6 +71,6 @@ def describe(config: Any, num_params: int) -> str:
 def positive(args: argparse.Namespace, *names: str) -> None:
     """Raise UsageError for an option that must be at least 1 and isn't."""
     for name in names:
-        value = getattr(args, name.replace("-", "_"))
+        value = getattr(args, name.replace("-", "_"), None)
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}")

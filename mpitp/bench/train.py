@@ -26,6 +26,7 @@ from mpitp.errors import UsageError
 from mpitp.layers.site import make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import DecoderConfig
+from mpitp.models.layered import LayeredModel
 from mpitp.models.model import CausalLM
 from mpitp.models.registry import recompute_blocks
 from mpitp.optim.adamw import AdamW, AdamWSettings
@@ -166,7 +167,7 @@ def step_of(model: CausalLM, batch: Batch) -> Callable[[], Any]:
     return lambda: step([batch], lr=1e-5)
 
 
-def num_params(model: CausalLM) -> int:
+def num_params(model: LayeredModel) -> int:
     """Elements of all global parameters."""
     owned = sum(param.placement.num_owned() for _, param in model.named_params())
     return int(model.site.ranks.all_reduce(np.array([owned]))[0])

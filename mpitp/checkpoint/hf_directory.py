@@ -196,6 +196,13 @@ def _existing_directory(directory: str | Path) -> Path:
     return path
 
 
+def _class_of(directory: Path) -> str:
+    """What transformers calls the model, as far as config.json says so: another class would leave its head out."""
+    names = read_config(directory).get("architectures") if (directory / "config.json").exists() else None
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) and first.isidentifier() else "AutoModelForCausalLM"
+
+
 def _no_weights_message(directory: Path, stem: str) -> str:
     if stem != MODEL:
         return f"{directory} holds neither {stem}.safetensors nor an index of several such files"
@@ -204,7 +211,7 @@ def _no_weights_message(directory: Path, stem: str) -> str:
         return (
             f"{directory} holds {pickled[0]} but no {WEIGHTS}: pickled weights can run code and aren't read; save the "
             "model as safetensors and use that directory. Where PyTorch and transformers are installed: python -c "
-            f'"from transformers import AutoModelForCausalLM as M; '
+            f'"from transformers import {_class_of(directory)} as M; '
             f"M.from_pretrained('{directory}').save_pretrained('DIR')\""
         )
     return f"{directory} holds neither {WEIGHTS} nor {INDEX}"

@@ -1,0 +1,145 @@
+"""`mpitp bench types`: the training step of each type of model against the time of its own matrix products.
+
+All types have the same sizes and no dropout, so that what differs is what a type has besides: norms, activations, caps,
+biases. One rank; a type's step and its products take turns, and the next type begins when they are done. Mixtures of
+experts have a benchmark of their own (`mpitp bench experts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mpitp.backend.accelerator import accelerator_in_use
+from mpitp.bench.machine import machine_facts
+from mpitp.bench.products import attention_products, linear_products, run_products
+from mpitp.bench.random_model import draw_weights, random_model
+from mpitp.bench.timing import CLOCKS, clocked, take_turns
+from mpitp.bench.train import FLOOR, num_params
+from mpitp.comm.group import Group
+from mpitp.errors import UsageError
+from mpitp.layers.site import Site, make_site
+from mpitp.models.batch import Batch
+from mpitp.models.config import file_key
+from mpitp.models.encoder import Encoder
+from mpitp.models.encoders import ENCODER_TYPES, build_encoder, encoder_config_from_hf
+from mpitp.models.known_keys import FILE_KEYS
+from mpitp.models.model import CausalLM
+from mpitp.models.registry import MODEL_TYPES, config_from_hf
+from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.train.step import TrainStep
+
+STEP = "step"
+MIXTURES = ("mixtral", "qwen2_moe")
+DECODERS = tuple(name for name in MODEL_TYPES if name not in MIXTURES)
+TYPES = (*DECODERS, *ENCODER_TYPES)
+_FACTS = ("hidden_size", "num_layers", "heads", "kv_heads", "ffn_hidden", "vocab_size", "max_positions")
+_DISTILBERT = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+_DISTILBERT |= {"intermediate_size": "hidden_dim"}
+
+
+def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
+    """All numbers of the benchmark."""
+    if group.size > 1:
+        raise UsageError("bench types measures one rank; mpitp bench train takes several")
+    names = args.only.split(",") if args.only else TYPES
+    if unknown := [name for name in names if name not in TYPES]:
+        raise UsageError(f"--only {unknown[0]!r:.60}: no such type; there are {', '.join(TYPES)}")
+    return {
+        "machine": machine_facts(group),
+        "accelerator": accelerator_in_use(),
+        "sizes": {name: getattr(args, name) for name in ("layers", "hidden", "heads", "vocab", "batch", "seq")},
+        "clock": args.clock,
+        "rounds": args.rounds,
+        "types": {name: _of_type(name, args, group) for name in names},
+    }
+
+
+def _of_type(name: str, args: argparse.Namespace, group: Group) -> dict[str, Any]:
+    """Least times, and how often the products the step takes."""
+    model = model_of(name, args, make_site(group, dtype=args.dtype))
+    batch = batch_of(args)
+    step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
+    floor = linear_products(model, args.batch * args.seq), attention_products(model, [args.seq] * args.batch)
+    works: dict[str, Callable[[], Any]] = {STEP: lambda: step([batch], lr=1e-5)}
+    works |= {part: partial(run_products, own) for part, own in zip(FLOOR, floor, strict=True)}
+    tasks = {part: clocked(work, CLOCKS[args.clock]) for part, work in works.items()}
+    samples = take_turns(tasks, args.rounds, group, f"bench types: {name}")
+    least, median = samples.ratio(STEP, *FLOOR)
+    return {
+        "parameters": num_params(model),
+        "step_least_seconds": samples.least(STEP),
+        "floor_least_seconds": samples.least(*FLOOR),
+        "step_to_floor": {"least": least, "median": median},
+    }
+
+
+def model_of(name: str, args: argparse.Namespace, site: Site) -> CausalLM | Encoder:
+    """A model of a type, of the sizes given."""
+    if name not in ENCODER_TYPES:
+        return random_model(config_from_hf(decoder_fields(name, args)), site)
+    model = build_encoder(encoder_config_from_hf(encoder_fields(name, args)), site)
+    draw_weights(model.named_params())
+    return model
+
+
+def decoder_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The config.json of a decoder; what its type calls the same is named once."""
+    ffn = args.ffn or 4 * args.hidden
+    sizes = (args.hidden, args.layers, args.heads, args.heads, ffn, args.vocab, args.seq)
+    fields: dict[str, Any] = {"model_type": name, "head_dim": args.hidden // args.heads}
+    for fact, size in zip(_FACTS, sizes, strict=True):
+        fields.setdefault(file_key(name, fact), size)
+    rates = {key for fact, key in FILE_KEYS[name].items() if fact.startswith("dropouts.") and key}
+    return fields | dict.fromkeys(sorted(rates), 0.0) | {"bos_token_id": None, "eos_token_id": None}
+
+
+def encoder_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """That of an encoder with the head of masked language models."""
+    fields = {
+        "hidden_size": args.hidden,
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.heads,
+        "intermediate_size": args.ffn or 4 * args.hidden,
+    }
+    if name == "distilbert":
+        fields = {_DISTILBERT[key]: size for key, size in fields.items()}
+    rates = ("dropout", "attention_dropout") if name == "distilbert" else _BERT_RATES
+    return {
+        **{"model_type": name, "architectures": [ENCODER_TYPES[name].classes["masked"]], "vocab_size": args.vocab},
+        **{"max_position_embeddings": args.seq + 2},  # RoBERTa doesn't use the first two
+        **fields,
+        **dict.fromkeys(rates, 0.0),
+    }
+
+
+_BERT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+def batch_of(args: argparse.Namespace) -> Batch:
+    """Random ids and a target for each."""
+    import numpy as np
+
+    ids = np.random.default_rng(1).integers(0, args.vocab, (args.batch, args.seq + 1))
+    return Batch.of_rows(ids[:, :-1], ids[:, 1:])
+
+
+def report(facts: dict[str, Any]) -> list[str]:
+    """The lines to print, the dearest type first."""
+    sizes = facts["sizes"]
+    lines = [
+        f"{sizes['layers']} layers x {sizes['hidden']} wide, {sizes['heads']} heads, vocabulary {sizes['vocab']}; "
+        f"{sizes['batch']} x {sizes['seq']} tokens; passes: {facts['accelerator']}; {facts['rounds']} rounds, "
+        f"{facts['clock']} time",
+        "",
+        f"{'type':14}{'step':>12}{'products':>12}{'ratio, least':>14}{'median of pairs':>17}",
+    ]
+    for name, own in sorted(facts["types"].items(), key=lambda item: -item[1]["step_to_floor"]["least"]):
+        ratio = own["step_to_floor"]
+        lines.append(
+            f"{name:14}{own['step_least_seconds']:10.3f} s{own['floor_least_seconds']:10.3f} s"
+            f"{ratio['least']:14.3f}{ratio['median']:17.3f}"
+        )
+    return lines
