@@ -1,7 +1,8 @@
 """What a layer computes, told as data: the equations of its docstring, step by step, for whoever shows a pass.
 
 A pass of a layer is a row of steps: a `Segment` is what a rank does by itself, a `Sum` what a collective makes of it, a
-`Join` the place where a layer that is made of others adds what went past them. W_r, x_r: what rank r holds of it.
+`Move` an all-to-all with the work before it, a `Join` the place where a layer that is made of others adds what went
+past them. W_r, x_r: what rank r holds of it.
 No layer computes by this: the stepper shows it, and plans find ends and residual sums by it. A layer
 without an algebra is told by its class and docstring.
 """
@@ -50,6 +51,16 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """An all-to-all of what `before` makes (None: of what is there): `makes` is what has come."""
+
+    before: Segment | None
+    makes: str
+    equation: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """Where what went past meets what was made: before the first of the layers `before` that comes, or at the end.
 
@@ -72,16 +83,18 @@ class Algebra:
     """The steps of both passes. `pair` says what they communicate: each is the other's conjugate.
 
     `entry`, `exit`: attributes of the layer with the pairs that x goes through before its product, and y behind it.
+    `gathered`: what is gathered beside x, where rows of tokens are cut.
     `names`: how the equations call x, y, dx, dy and parameters, where it isn't x, y, dx, dy, W and b. `beside`: what
     they call the arrays that forward takes behind x, which have the letters of what it gives.
     """
 
     title: str
-    forward: tuple[Segment | Sum | Join, ...] = ()
-    backward: tuple[Segment | Sum | Join, ...] = ()
+    forward: tuple[Segment | Sum | Move | Join, ...] = ()
+    backward: tuple[Segment | Sum | Move | Join, ...] = ()
     pair: str = ""
     entry: str = ""
     exit: str = ""
+    gathered: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
 

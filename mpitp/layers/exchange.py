@@ -83,6 +83,10 @@ class Exchange(ABC):
         """Wait for what `start_back` has begun, of all legs: rows [n, h] as they went there."""
 
     @abstractmethod
+    def ranks_of(self, experts: np.ndarray) -> np.ndarray:
+        """Which rank has each of these experts."""
+
+    @abstractmethod
     def check(self, rows: ArrayType, experts: Cut) -> None:
         """Refuse rows that don't reach experts which are dealt like `experts`."""
 
@@ -107,6 +111,9 @@ class StayHere(Exchange):
     def home(self, returning: Sequence[Pending], trip: Trip) -> Array:
         (rows,) = returning
         return rows.wait()
+
+    def ranks_of(self, experts: np.ndarray) -> np.ndarray:
+        return np.zeros_like(experts)
 
     def check(self, rows: ArrayType, experts: Cut) -> None:
         if not experts.is_whole:
@@ -180,6 +187,9 @@ class ExchangeOverEp(Exchange):
         ]
         pieces.sort(key=lambda piece: piece[0])
         return array_module(pieces[0][1]).concatenate([block for _, block in pieces])
+
+    def ranks_of(self, experts: np.ndarray) -> np.ndarray:
+        return np.searchsorted([span.stop for span in self.spans], experts, side="right")
 
     def check(self, rows: ArrayType, experts: Cut) -> None:
         rows.expect(self.axis, VARYING, "what is exchanged for experts", "each rank sends its own tokens")

@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.backend.arrays import Array, array_module
+from mpitp.backend.arrays import Array, array_module, to_host
 from mpitp.errors import PlacementError
+from mpitp.layers.algebra import Algebra, Move, Segment, Sum
 from mpitp.layers.array_type import PARTIAL, REPLICATE, ArrayType
 from mpitp.layers.exchange import Exchange, Leg, Trip
 from mpitp.layers.layer import FORWARD, Layer, Send
@@ -105,6 +106,38 @@ class Meanwhile:
 class Experts(Layer):
     """y = the scored sum of a token's experts. `gate_up` [e/ep, 2f/tp, h], `down` [e/ep, h, f/tp]."""
 
+    _make = "made = W_d f(W_gu rows), by each row's expert"
+    _make_back = "drows = W_gu^T f'(W_d^T dmade), by each row's expert"
+    algebra = Algebra(
+        "experts",
+        (
+            Move(None, "counts", "counts = how many rows come from each rank for each own expert"),
+            Move(
+                Segment("rows_j = x of the token whose choice j is, sorted by expert", "x", "rows_sent"),
+                "rows",
+                "rows = those of all ranks for own experts",
+                "each row goes to the rank that has its expert",
+            ),
+            Move(Segment(_make, "rows W_gu W_d", "made_there"), "made", "made = own rows, as they went"),
+            Segment("y_partial = sum_j s_j made_j, made = W_d f(W_gu x)", "x made W_gu W_d", "y_partial"),
+            Sum("y", "y = sum_r y_partial", "each rank has its columns of the experts"),
+        ),
+        (
+            Move(Segment("dmade_j = s_j dy", "dy", "dmade_sent"), "dmade", "dmade = those of rows of own experts"),
+            Move(Segment(_make_back, "dmade W_gu W_d", "drows_there"), "drows", "drows = own rows, as they went"),
+            Segment("dx_partial = the sum of drows over a token's choices", "dy drows W_gu W_d", "dx_partial"),
+            Sum("dx", "dx = sum_r dx_partial", "x was used on every rank"),
+            Segment("ds_partial_j = dy . made_j", "dy", "ds_partial", "made is a summand, so ds is one too"),
+            Sum("ds", "ds = sum_r ds_partial", "the router learns from all columns"),
+            Segment("dW_d = dmade^T act, dW_gu = dinner^T rows", "dy x", "", "by each expert's own rows", grads=True),
+        ),
+        "all-to-all forward, all-to-all backward; scores go through the pair that x goes through",
+        entry="entry",
+        exit="exit",
+        gathered=("s", "c"),
+        names={"gate_up": "W_gu", "down": "W_d"},
+    )
+
     def __init__(self, gate_up: Param, down: Param, activation: Layer, pairs: ExpertPairs, sizes: ExpertSizes) -> None:
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.pairs, self.sizes = pairs, sizes
@@ -168,8 +201,25 @@ class Experts(Layer):
         dinner = self.activation.backward(dact, ctx.inner)
         return grouped_input_grad(dinner, self.gate_up.data[leg.experts], leg.counts), dinner
 
+    @property
+    def entry(self) -> EntryPair:
+        """How x comes in."""
+        return self.pairs.entry
+
+    @property
+    def exit(self) -> ExitPair:
+        """How y goes out."""
+        return self.pairs.exit
+
     def children(self) -> Mapping[str, Param]:
         return {"gate_up": self.gate_up, "down": self.down}
+
+    def inside(self, ctx: ExpertsContext) -> Mapping[str, tuple[Array, str]]:
+        """Where rows have gone: token, its expert, and the rank of ep that has it."""
+        tokens = to_host(ctx.order.tokens)
+        experts = np.repeat(np.arange(len(ctx.order.counts)), ctx.order.counts)
+        ranks = self.pairs.exchange.ranks_of(experts)
+        return {"token, expert, rank": (np.stack([tokens, experts, ranks], axis=1), REPLICATE)}
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows, by way of this rank's columns of its experts, to whole rows."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.backend.precision import widened
+from mpitp.layers.algebra import Algebra, Segment
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.experts import Experts, ExpertsContext, Meanwhile
 from mpitp.layers.layer import Layer
@@ -35,6 +36,13 @@ class SharedExpertContext:
 
 class SharedExpert(Layer):
     """y = sigmoid(x g^T) mlp(x). `gate`: g [1, h]."""
+
+    algebra = Algebra(
+        "shared expert",
+        (Segment("y = sigmoid(x g^T) mlp", "x g mlp", "y", "every token goes through it; g lets more or less pass"),),
+        (Segment("dx = mlp + dgate g, dg = dgate^T x", "dy g x mlp", "dx", "back from MLP and gate", grads=True),),
+        names={"gate": "g"},
+    )
 
     def __init__(self, gate: DenseProduct, mlp: MLP) -> None:
         self.gate, self.mlp = gate, mlp
@@ -85,6 +93,12 @@ class MixtureContext:
 
 class MixtureOfExperts(Layer):
     """y = the chosen experts' scored sum, and the shared expert's where there is one."""
+
+    algebra = Algebra(
+        "mixture of experts",
+        (Segment("y = experts + shared", "experts shared", "y", "row by row: no communication", needs="shared"),),
+        (Segment("dx = the sum of these", "experts router shared", "dx", "x went to all of them"),),
+    )
 
     def __init__(self, router: Router, experts: Experts, shared: SharedExpert | None = None) -> None:
         self.router, self.experts, self.shared = router, experts, shared

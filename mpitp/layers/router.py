@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from mpitp.backend.arrays import Array, array_module, from_host
 from mpitp.comm.group import Group
 from mpitp.errors import PlacementError
+from mpitp.layers.algebra import Algebra, Segment
 from mpitp.layers.array_type import VARYING, ArrayType
 from mpitp.layers.balance import Balance
 from mpitp.layers.layer import FORWARD, Layer, Send
@@ -69,6 +70,21 @@ class TokenSum:
 class Router(Layer):
     """Scores of the experts that each row goes to. `product`: Wr [e, h]."""
 
+    algebra = Algebra(
+        "router",
+        (Segment("p = softmax(x W^T), c = the k largest of p, s = p_c", "x W", "s", "c: the experts of each token"),),
+        (
+            Segment(
+                "dp_c = ds, dl = p (dp - sum_i p_i dp_i), dx = dl W, dW = dl^T x",
+                "ds W x",
+                "dx",
+                "the choice has no gradient, the scores have; auxiliary losses come in here",
+                grads=True,
+            ),
+        ),
+        names={"y": "s", "dy": "ds"},
+    )
+
     def __init__(self, product: DenseProduct, routing: Routing, token_sum: TokenSum) -> None:
         self.product, self.routing, self.token_sum = product, routing, token_sum
 
@@ -97,6 +113,10 @@ class Router(Layer):
 
     def children(self) -> Mapping[str, Param]:
         return self.product.params()
+
+    def inside(self, ctx: RouterContext) -> Mapping[str, tuple[Array, str]]:
+        """The probabilities, and the experts that each row goes to."""
+        return {"p": (ctx.choice.probs, VARYING), "c": (ctx.choice.chosen, VARYING)}
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to their scores, row by row."""

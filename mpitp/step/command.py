@@ -39,12 +39,13 @@ examples:
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
+  mpitp step --preset mixtral --ep 2               experts on two ranks: who sends which rows to whom
   mpitp step --list                                all operations, one a line
   mpitp step --show 7                              one operation
   printf 'xxjq' | mpitp step                       keys from a pipe"""
 
 
-_PRESETS = ("llama", "gpt2", "qwen2", "bert", "vit", "t5", "bart")
+_PRESETS = ("llama", "gpt2", "qwen2", "mixtral", "bert", "vit", "t5", "bart")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +93,7 @@ def _add_axes(parser: argparse.ArgumentParser) -> None:
     axes = parser.add_argument_group("axes beside tp, which has the ranks that these leave")
     axes.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline")
     axes.add_argument("--dp", type=int, default=1, metavar="N", help="replicas, each with sequences of its own")
+    axes.add_argument("--ep", type=int, default=1, metavar="N", help="ranks to which experts are dealt")
     axes.add_argument("--cp", type=int, default=1, metavar="N", help="ranks over which every sequence is cut")
     axes.add_argument("--cp-form", choices=("ring", "heads"), default="ring", help="keys go round, or rows for heads")
     axes.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved", "zb"), default="1f1b",
@@ -144,12 +146,15 @@ def _layout(args: argparse.Namespace) -> Layout:
     """The axes. Raises UsageError for numbers that can't be."""
     from mpitp.step.mesh_pass import Layout
 
-    for name in ("pp", "dp", "cp"):
+    for name in ("pp", "dp", "ep", "cp"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.microbatches and args.microbatches < args.pp:
         raise UsageError(f"--microbatches {args.microbatches}: {args.pp} stages take as many at least")
-    return Layout(args.pp, args.dp, args.cp, args.schedule, args.microbatches, args.cp_form, args.sequence_parallel)
+    return Layout(
+        pp=args.pp, dp=args.dp, ep=args.ep, cp=args.cp, schedule=args.schedule, microbatches=args.microbatches,
+        cp_form=args.cp_form, sequence_parallel=args.sequence_parallel,
+    )  # fmt: skip
 
 
 def _walk(film: Film, args: argparse.Namespace) -> Walk:

@@ -31,6 +31,8 @@ def joined(arrays: Any, shape: tuple[int, ...] = (0, 1)) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def row(arrays: Sequence[Array]) -> Array:
-    """Arrays of any shapes, one after the other."""
+def stacked(arrays: Sequence[Array]) -> Array:
+    """Rows of one width one below the other; arrays of other shapes one after the other, as one row."""
+    if len({array.shape[1:] for array in arrays}) == 1 and arrays[0].ndim == 2:
+        return np.concatenate(arrays)
     return np.concatenate([array.reshape(-1) for array in arrays])[None]

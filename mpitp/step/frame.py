@@ -47,6 +47,7 @@ class Frame:
     inside: list[Shown] = field(default_factory=list)  # what is made on the way to y
     collectives: int = 0
     exchanges: int = 0
+    gathers: int = 0
     joins: int = 0
     put_off: int = 0  # weight gradients that are computed later
     later: Segment | None = None  # how they are told then

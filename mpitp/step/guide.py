@@ -14,6 +14,7 @@ EXAMPLES = {  # a chapter: the scripts of examples/ that teach it
     "pipeline": ("15_a_pipeline_and_its_bubble.py",),
     "context": ("16_ring_attention.py",),
     "replicas": ("13_data_parallel_and_zero.py",),
+    "experts": ("17_experts_and_all_to_all.py",),
     "tokens cut": ("14_sequence_parallel.py",),
 }
 

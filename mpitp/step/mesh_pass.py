@@ -29,6 +29,7 @@ class Layout:
 
     pp: int = 1
     dp: int = 1
+    ep: int = 1
     cp: int = 1
     schedule: str = "1f1b"
     microbatches: int = 0
@@ -39,12 +40,12 @@ class Layout:
     @property
     def sizes(self) -> dict[str, int]:
         """Of the axes beside tp."""
-        return {"pp": self.pp, "dp": self.dp, "cp": self.cp}
+        return {"pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp}
 
     @property
     def others(self) -> int:
         """Ranks that a mesh with one along tp has."""
-        return self.pp * self.dp * self.cp
+        return self.pp * self.dp * self.ep * self.cp
 
     @property
     def chunks(self) -> int:
@@ -58,8 +59,8 @@ class Layout:
 
     @property
     def num_batches(self) -> int:
-        """Microbatches of all replicas."""
-        return self.dp * (self.microbatches or self.pp)
+        """Microbatches of all replicas; ranks along ep have sequences of their own as well."""
+        return self.dp * self.ep * (self.microbatches or self.pp)
 
 
 def record(
@@ -81,7 +82,8 @@ def record(
             param.deferral = recorder.deferral
         runner = PipelineRunner(model, layout.schedule, reduction)
     recorder.is_open = True
-    own = [batch.cut(mesh["cp"].rank, mesh["cp"].size) for batch in batches[mesh["dp"].rank :: mesh["dp"].size]]
+    replica, replicas = mesh["dp"].rank * mesh["ep"].size + mesh["ep"].rank, mesh["dp"].size * mesh["ep"].size
+    own = [batch.cut(mesh["cp"].rank, mesh["cp"].size) for batch in batches[replica::replicas]]
     reduction.begin(runner.rounds(own))
     runner(own, 1.0 / sum(batch.num_targets for batch in batches))
     recorder.forget_activations()

@@ -18,7 +18,7 @@ import numpy as np
 from mpitp.backend.arrays import Array
 from mpitp.comm.group import Group, Pending
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
-from mpitp.layers.algebra import Algebra, Join, Segment, Sum
+from mpitp.layers.algebra import Algebra, Join, Move, Segment, Sum
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
 from mpitp.layers.deferral import Task
 from mpitp.layers.layer import BACKWARD, FORWARD
@@ -27,7 +27,7 @@ from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.reduction import make_reduction
-from mpitp.step.contents import joined, row
+from mpitp.step.contents import joined, stacked
 from mpitp.step.film import WEIGHT_GRADS, Memory, Message, RankOp, Shown, Telling
 from mpitp.step.frame import Frame, algebra_of, own_params
 from mpitp.step.held import Held, captured
@@ -114,11 +114,19 @@ class Recorder(LayerObserver, GroupObserver):
                 frame.inside.append(self.letters.shown(name, kind, picture_of(array), "mid"))
         made = result[0] if phase == FORWARD else result
         self._end(frame, made)
+        self._name_made(spot.name)
         for parent in self._stack[-1:]:
             parent.newest, parent.began = made, time.perf_counter()
             if parent.spot.layer.algebra is None and self._last is not None:
                 parent.shown["x" if phase == FORWARD else "dy"] = self._last
         return result
+
+    def _name_made(self, name: str) -> None:
+        """The layer that this one is of may show what it has made. It may run inside the pass of another one."""
+        outer, _, child = name.rpartition(".")
+        for frame in self._stack:
+            if frame.spot.name == outer and self._last is not None:
+                frame.shown[child] = replace(self._last, name=child)
 
     def around_collective(self, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         moves = self.moves
@@ -135,7 +143,7 @@ class Recorder(LayerObserver, GroupObserver):
         frame, op = self._stack[-1], f"{call.op} {call.detail}".strip()
         if call.op == "all_to_all":
             return self._exchange(moves, frame, arrays, group, run)
-        if call.op == "all_gather" and frame.collectives >= len(frame.steps(Sum)):
+        if call.op == "all_gather" and (frame.algebra.gathered or frame.collectives >= len(frame.steps(Sum))):
             return self._gather(frame, op, arrays, run)
         count, sums, segments = frame.collectives, frame.steps(Sum), frame.steps(Segment)
         at = min(count, len(sums) - 1)
@@ -167,7 +175,9 @@ class Recorder(LayerObserver, GroupObserver):
 
     def _gather(self, frame: Frame, op: str, arrays: Arrays, run: Callable[[], Any]) -> Any:
         """What the layer was given becomes the rows of all ranks."""
-        name = frame.algebra.name("x" if frame.phase == FORWARD else "dy")
+        names = (frame.algebra.name("x" if frame.phase == FORWARD else "dy"), *frame.algebra.gathered)
+        name = names[min(frame.gathers, len(names) - 1)]
+        frame.gathers += 1
         began, result = time.perf_counter(), run()
         kinds = [self.letters.changed(frame.kind, TP, letter) for letter in (VARYING, REPLICATE)]
         given = self.letters.shown(name, kinds[0], picture_of(joined(arrays)))
@@ -231,13 +241,21 @@ class Recorder(LayerObserver, GroupObserver):
     def _exchange(
         self, moves: Moves, frame: Frame, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]
     ) -> Any:
-        """All-to-all: the blocks for all ranks, and those of all ranks, each as one row of numbers."""
-        began, result = time.perf_counter(), run()
+        """All-to-all: the blocks for all ranks, and those of all ranks, as rows or each as one row of numbers."""
         kind = self.letters.changed(frame.kind, moves.axis_of(group), VARYING)
-        given, made = (
-            self.letters.shown(name, kind, picture_of(row(x))) for name, x in (("given", arrays), ("made", result))
-        )
-        telling = moves.exchange_telling(frame.spot.name, frame.phase, "all_to_all", frame.exchanges)
+        steps = frame.steps(Move)
+        step = steps[frame.exchanges] if steps else None
+        name = step.before.output if step is not None and step.before is not None else "given"
+        given = self.letters.shown(name, kind, picture_of(stacked(arrays)))
+        if step is not None and step.before is not None:
+            self._own_work(frame, step.before, given)
+        began, result = time.perf_counter(), run()
+        made = self.letters.shown("made" if step is None else step.makes, kind, picture_of(stacked(result)))
+        if step is None:
+            telling = moves.exchange_telling(frame.spot.name, frame.phase, "all_to_all", frame.exchanges)
+        else:
+            telling = frame.telling(Sum(step.makes, step.equation, step.note), collective="all_to_all")
+            frame.shown[made.name] = made
         self.add(telling, [_as_input(given), made], began, arrays).axis = moves.axis_of(group)
         frame.exchanges, frame.began = frame.exchanges + 1, time.perf_counter()
         return result

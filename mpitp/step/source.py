@@ -47,6 +47,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         **{"model_type": "qwen2", "head_dim": 2, "num_key_value_heads": 2, "intermediate_size": 5},
         **{"max_position_embeddings": 64, "rope_theta": 100.0, "tie_word_embeddings": True},
     },
+    "mixtral": {
+        **_TINY,
+        **{"model_type": "mixtral", "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 3},
+        **{"num_local_experts": 3, "num_experts_per_tok": 2, "max_position_embeddings": 64, "rope_theta": 100.0},
+        **{"output_router_logits": True, "router_aux_loss_coef": 0.1},
+    },
 }
 
 
@@ -62,6 +68,11 @@ def make_film(wish: Wish) -> Film:
     subject = other_subject(wish, meshes[0].sizes["tp"]) or _subject(wish, meshes[0])
     tell(subject.config.notices)
     batches, config = subject.batches, subject.config
+    if layout.ep > 1 and not (isinstance(config, DecoderConfig) and config.traits.mixture):
+        raise UsageError(
+            f"--ep {layout.ep} deals experts to ranks, and a {config.model_type} has none; try --preset mixtral, or "
+            f"--dp {layout.ep} for replicas"
+        )
     layout = dataclasses.replace(layout, blocks=choose_blocks(wish.invariant, 0, config.heads))
     logs = run_threads(ranks, record, subject.make, batches, layout)
     film = assemble(_title(wish, subject, ranks), subject.facts, logs, _places(meshes))
@@ -80,7 +91,7 @@ def _subject(wish: Wish, mesh: Mesh) -> Subject:
     source.check(make_site(mesh))
     batches = _batches(wish, config)
     sizes = Sizes.of(config, len(batches[0].tokens)).as_dict()
-    words, facts = _words(wish, config, batches), _facts(config, mesh.sizes["tp"])
+    words, facts = _words(wish, config, batches), _facts(config, mesh.sizes)
     return Subject(config, _where(wish, config), source.make, batches, facts, words, sizes, wish.block)
 
 
@@ -204,8 +215,9 @@ def _batches(wish: Wish, config: DecoderConfig) -> list[Batch]:
     return [Batch.of_rows(row[None, :-1], row[None, 1:]) for row in ids]
 
 
-def _facts(config: DecoderConfig, ranks: int) -> list[str]:
+def _facts(config: DecoderConfig, sizes: Mapping[str, int]) -> list[str]:
     """How the model is dealt to the ranks."""
+    ranks = sizes["tp"]
     held = [share_heads(config.heads, config.kv_heads, rank, ranks).kv for rank in range(ranks)]
     kv = " ".join("{" + ",".join(map(str, each)) + "}" for each in held)
     return [
@@ -213,4 +225,13 @@ def _facts(config: DecoderConfig, ranks: int) -> list[str]:
         f"{config.kv_heads} KV heads: {kv}",
         f"{config.ffn_hidden} FFN columns {dealt(config.ffn_hidden, ranks)}",
         f"{config.vocab_size} vocabulary rows {dealt(config.vocab_size, ranks)}",
+        *_of_experts(config, sizes["ep"]),
     ]
+
+
+def _of_experts(config: DecoderConfig, ranks: int) -> list[str]:
+    mixture = config.traits.mixture
+    if mixture is None:
+        return []
+    over = f" dealt {dealt(mixture.num_experts, ranks)} over ep" if ranks > 1 else ""
+    return [f"{mixture.num_experts} experts{over}, {mixture.top_k} a token"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpitp.step import guides_of_experts
 from mpitp.step.film import UPDATE, WEIGHT_GRADS, Op
 from mpitp.step.guide import Guide
 from mpitp.step.guides_of_encoders import OWN, SUMS
@@ -34,6 +35,7 @@ _ACTIVATION_BACK = Guide(
 
 _OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is and the pass
     **OWN,
+    **guides_of_experts.OWN,
     (_EMBEDDING, _F): Guide(
         "vocabulary",
         "Each token becomes a row of E. Every rank holds some rows of the table, and gives zeros for the others.",
@@ -122,6 +124,7 @@ _OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer i
 }
 _SUMS: dict[tuple[str, str], Guide] = {  # a collective, by the layer's kind and the pass
     **SUMS,
+    **guides_of_experts.SUMS,
     (_EMBEDDING, _F): Guide(
         "vocabulary",
         "One rank holds the row of each token, the others have zeros: the sum puts it on every rank.",
@@ -184,6 +187,11 @@ _AMONG: dict[str, Guide] = {  # what goes between stages, replicas and pieces of
         "Rows of all heads become all rows of own heads: attention of a head then has the whole sequence on one rank.",
         "Without it no rank would have both a query and all of its keys.",
     ),
+    "to experts": Guide(
+        "experts",
+        "Each row goes to the rank that has its expert, and what the expert made comes home the same way.",
+        "Without it each rank would need all experts: the model would have to fit into every rank's memory.",
+    ),
     "rows": Guide(
         "tokens cut",
         "Under sequence parallelism a rank's norm weights have seen its own rows only: their gradients are summands.",
@@ -214,7 +222,7 @@ def guide(op: Op) -> Guide:
     """What the tour says of an operation; of a layer of one's own, what holds for all."""
     kind = op.collective.partition(" ")[0]
     if op.peers or kind == "all_to_all":
-        return _AMONG["kv" if op.axis == "cp" and op.peers else kind]
+        return _AMONG["kv" if op.axis == "cp" and op.peers else "to experts" if op.axis == "ep" else kind]
     if op.title == WEIGHT_GRADS:
         return _LATER
     if op.subject == GRADIENTS:

@@ -47,7 +47,7 @@ def test_products_are_those_of_their_rows_and_columns(preset: str, ranks: int) -
                 made = left @ right + (values(named(op, "b"), rank) if bias else 0)
                 np.testing.assert_allclose(values(named(op, product.out), rank), made, **CLOSE)
                 seen += 1
-    assert seen >= 14 * ranks
+    assert seen >= (9 if preset == "mixtral" else 14) * ranks  # experts multiply rows of their own
 
 
 def test_products_are_read_off_equations() -> None:

@@ -23,7 +23,7 @@ from tests.step.films import film_of
 from tests.step.test_record import LAYOUTS, find, named, values
 
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}  # four digits are kept of what is shown
-FUSED = ("qkv", "gate_up")  # parts one after the other, each cut by itself
+FUSED = ("qkv", "gate_up", "W_gu")  # parts one after the other, each cut by itself
 
 
 def shown(film: Film) -> Iterator[tuple[Op, Array]]:
@@ -73,7 +73,8 @@ def test_letters_are_true(preset: str, ranks: int) -> None:
             one = values(named(same[0], array.name), 0)
             np.testing.assert_allclose(put_together(array, one), one, **CLOSE)
             joined.add((op.layer, array.name))
-    assert {("blocks.0.attention.out", "x"), ("blocks.0.mlp.down", "W"), ("head", "y"), ("embedding", "dE")} <= joined
+    down = ("blocks.0.mlp.experts", "W_d") if preset == "mixtral" else ("blocks.0.mlp.down", "W")
+    assert {("blocks.0.attention.out", "x"), down, ("head", "y"), ("embedding", "dE")} <= joined
 
 
 KNOWN = {
