@@ -113,8 +113,9 @@ def run(args: argparse.Namespace) -> int:
     if is_encoder_decoder(read_config(args.model)):
         return run_pairs(args, prompts, sampling, group, device)
     refuse_beams(args)
+    config = load_config(args.model)  # refused first where it is another kind of model
     tokenizer = load_tokenizer(args.model)
-    config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
+    config = with_ends(config, TOKENIZER, tokenizer.eos_ids)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     check_rows(tokenizer, encoded, config.vocab_size, args.model)
     tracer = make_tracer(args.trace)

@@ -17,6 +17,7 @@ from mpitp.models.encoder_decoder import HEAD, EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
+from mpitp.models.nearest import what_it_is
 from mpitp.models.pair_layers import layer_makers, tied_params
 from mpitp.models.stages import Chosen, Cutting, chosen_chunks, token_costs
 
@@ -64,7 +65,7 @@ def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] 
     if not is_encoder_decoder(raw):
         raise ConfigError(
             f"config.json: model_type {raw.get('model_type')!r:.60} is none with an encoder and a decoder; expected "
-            f"one of {', '.join(ENCODER_DECODER_TYPES)}"
+            f"one of {', '.join(ENCODER_DECODER_TYPES)}{what_it_is(raw.get('model_type'))}"
         )
     kind = ENCODER_DECODER_TYPES[raw["model_type"]]
     config = kind.read_config(raw)

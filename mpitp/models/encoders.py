@@ -15,6 +15,7 @@ from mpitp.models.encoder import TIED, Encoder, MakeHead, layer_costs, put_toget
 from mpitp.models.encoder_config import MASKED, EncoderConfig
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
+from mpitp.models.nearest import what_it_is
 from mpitp.models.stages import Chosen, Cutting, chosen_chunks
 
 
@@ -55,7 +56,7 @@ def encoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) ->
     if not is_encoder(raw):
         raise ConfigError(
             f"config.json: model_type {raw.get('model_type')!r:.60} is no encoder; expected one of "
-            f"{', '.join(ENCODER_TYPES)}"
+            f"{', '.join(ENCODER_TYPES)}{what_it_is(raw.get('model_type'))}"
         )
     config = ENCODER_TYPES[raw["model_type"]].read_config(raw)
     for key, near in config.unread.items():

@@ -46,12 +46,26 @@ NEAREST: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), ("gemma3_text", "embeddings of each block's own, and more")),
     **dict.fromkeys(("qwen3_next", "bamba", "falcon_h1", "zamba2", "jamba"), ("llama", "some blocks are recurrent")),
 }
-NO_DECODERS = {
-    **dict.fromkeys(("bert", "roberta", "distilbert"), "an encoder: mpitp embed reads it"),
-    **dict.fromkeys(("mamba", "mamba2", "rwkv", "xlstm"), "a recurrent model, without attention"),
-    **dict.fromkeys(("t5", "mt5", "bart", "marian", "pegasus", "mbart"), "an encoder with a decoder"),
-    **dict.fromkeys(("vit", "clip", "siglip"), "a model of images"),
+TAKEN = {  # other kinds that are supported: what each is, and what takes it
+    **dict.fromkeys(
+        ("bert", "roberta", "distilbert"), "an encoder: mpitp embed, classify, eval, verify, step and train take it"
+    ),
+    **dict.fromkeys(
+        ("t5", "bart", "marian"), "an encoder with a decoder: mpitp generate, eval, verify, step and train take it"
+    ),
+    **dict.fromkeys(("vit", "dinov2"), "a vision transformer: mpitp classify, eval, verify, step and train take it"),
 }
+NO_DECODERS = {
+    **TAKEN,
+    **dict.fromkeys(("mamba", "mamba2", "rwkv", "xlstm"), "a recurrent model, without attention"),
+    **dict.fromkeys(("mt5", "pegasus", "mbart"), "an encoder with a decoder"),
+    **dict.fromkeys(("clip", "siglip"), "a model of images"),
+}
+
+
+def what_it_is(model_type: object) -> str:
+    """What a message adds that refuses a model of another kind; "" for one of which nothing is known."""
+    return f"; it is {TAKEN[model_type]}" if isinstance(model_type, str) and model_type in TAKEN else ""
 
 
 def advice(model_type: object, supported: Collection[str]) -> str:

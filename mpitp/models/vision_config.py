@@ -10,6 +10,7 @@ from typing import Any
 from mpitp.errors import ConfigError
 from mpitp.models.config import MOST, MOST_ELEMENTS, MOST_INIT_STD, MOST_OF_ANY, Dropouts, HfConfigReader
 from mpitp.models.encoder_config import ACTIVATIONS, CLASSIFICATION, FEATURES, read_head, read_labels
+from mpitp.models.nearest import what_it_is
 
 CLASSES = {
     "vit": {FEATURES: "ViTModel", CLASSIFICATION: "ViTForImageClassification"},
@@ -149,7 +150,7 @@ def vision_config_from_hf(raw: Mapping[str, Any], own: Mapping[str, Any] | None 
     if not is_vision(raw):
         raise ConfigError(
             f"config.json: model_type {raw.get('model_type')!r:.60} is no vision transformer; expected one of "
-            f"{', '.join(CLASSES)}"
+            f"{', '.join(CLASSES)}{what_it_is(raw.get('model_type'))}"
         )
     read = HfConfigReader({key: value for key, value in raw.items() if key not in UNUSED}, VALUES)
     is_dino = read.model_type == "dinov2"

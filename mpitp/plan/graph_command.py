@@ -103,7 +103,7 @@ def graph_of(config: RunConfig, ranks: int) -> StepGraph:
 
     if config.task.kind != "text":
         raise ConfigError(
-            f"plan graph knows models that continue text, and task.kind = {config.task.kind!r} trains an encoder; "
+            f"plan graph knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
             "leave task out to see a decoder of these sizes"
         )
     tell_of_shares(config)

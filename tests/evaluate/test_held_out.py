@@ -104,3 +104,19 @@ def test_classes_of_another_name_are_refused(
     config.write_text(config.read_text().replace('"bad"', '"LABEL_0"').replace('"good"', '"LABEL_1"'))
     assert main(["eval", "labels", str(data), *words]) == 3
     assert "has the classes LABEL_0, LABEL_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "directory", "said"),
+    [
+        (["embed", "a"], "golden_encoder_decoders/t5", "an encoder with a decoder: mpitp generate, eval"),
+        (["embed", "a"], "golden_vision/vit", "a vision transformer: mpitp classify, eval"),
+        (["classify", "a.png"], "golden_encoder_decoders/bart", "an encoder with a decoder: mpitp generate, eval"),
+        (["generate", "--prompt", "a"], "golden_vision/vit", "mpitp classify, eval images"),
+    ],
+)
+def test_other_verbs_say_what_takes_such_a_model(
+    words: list[str], directory: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--model", str(PARITY / directory)]) == 3
+    assert said in capsys.readouterr().err

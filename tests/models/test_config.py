@@ -214,7 +214,7 @@ def test_rope_that_is_refused(changes: dict[str, Any], words: str) -> None:
         (GPT2, {"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama, qwen2"),
         (GPT2, {"model_type": "qwen3_moe"}, "the nearest is 'qwen2_moe', but here q and k are normalised head by head"),
         (GPT2, {"model_type": "gpt-neox"}, "was 'gpt_neox' meant"),
-        (GPT2, {"model_type": "bert"}, "it is an encoder: mpitp embed reads it"),
+        (GPT2, {"model_type": "bert"}, "it is an encoder: mpitp embed, classify, eval"),
         (GPT2, {"model_type": "mamba"}, "it is a recurrent model"),
         (GPT2, {"model_type": None}, "model_type None is not supported.*what the file must say first"),
         (GPT2, {"model_type": ["gpt2"]}, "is not supported"),
