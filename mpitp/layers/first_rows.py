@@ -37,6 +37,8 @@ class OnFirstRows(Layer):
     `gather`: the ranks that have rows of their own, with sequence parallelism; `width`: h.
     """
 
+    gives_a_row_a_sequence = True
+
     def __init__(self, layers: Mapping[str, Layer], width: int, gather: Group | None = None) -> None:
         self.layers, self.width, self.gather = dict(layers), width, gather
 

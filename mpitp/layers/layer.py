@@ -48,6 +48,7 @@ class Layer(ABC):
     """One thing that is computed, forward and backward."""
 
     algebra: ClassVar[Algebra | None] = None  # its equations, where it offers them to be shown
+    gives_a_row_a_sequence: ClassVar[bool] = False  # of rows that are tokens; as many in every other layer
 
     @abstractmethod
     def forward(self, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, Any]:

@@ -183,6 +183,7 @@ class ClassAndMean(Layer):
     `reduce`: with sequence parallelism, adds what the ranks' own rows come to. `hidden`: h; `patches`: n.
     """
 
+    gives_a_row_a_sequence = True
     algebra = Algebra(
         "class token and mean",
         (Segment("y = [z_0, sum_i z_i / n]", "x", "y", "of each image's rows"),),

@@ -61,9 +61,16 @@ class Batch:
         if ranks == 1:
             return self
         rows = self.rows.cut(rank, ranks)
-        own = rows.numbers_in(self.rows)
-        targets = None if self.targets is None else self.targets[own]
-        return replace(self, tokens=self.tokens[own], rows=rows, targets=targets, counted=self.whole_targets)
+        own, firsts = rows.numbers_in(self.rows), self.rows.first_rows()
+        later = np.setdiff1d(np.arange(self.rows.num_tokens), firsts)
+        return replace(
+            self,
+            tokens=_values_of(own, self.tokens, self.rows, later),  # an image has none at its class token
+            rows=rows,
+            targets=None if self.targets is None else _values_of(own, self.targets, self.rows, firsts),
+            types=None if self.types is None else self.types[own],
+            counted=self.whole_targets,
+        )
 
     @property
     def whole_targets(self) -> int:
@@ -74,3 +81,14 @@ class Batch:
     def num_targets(self) -> int:
         """How many targets count."""
         return 0 if self.targets is None else int((self.targets >= 0).sum())
+
+
+def _values_of(own: np.ndarray, values: np.ndarray, rows: Rows, some: np.ndarray) -> np.ndarray:
+    """Those of the rows `own`, of values that all rows of `rows` have, one each, or else `some` of them alone."""
+    if len(values) == rows.num_tokens:
+        return values[own]
+    assert len(values) == len(some), "values of neither all rows nor those that may have some"
+    numbers = np.full(rows.num_tokens, -1)
+    numbers[some] = np.arange(len(some))
+    picked = numbers[own]
+    return values[picked[picked >= 0]]

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 
 import numpy as np
 
@@ -65,10 +66,10 @@ class Encoder(LayeredModel):
         self._check(batch.tokens, self.config.vocab_size, "token id", "the model's vocabulary")
         if batch.types is not None:
             self._check(batch.types, self.config.num_types, "token type", "the model's types")
-        runs = batch.rows.runs
-        if not runs or min(run.length for run in runs) < 1:
+        rows = batch.rows
+        if not rows.runs or (not rows.everyone and min(run.length for run in rows.runs) < 1):
             raise ConfigError("a text without tokens; every text needs at least one")
-        longest = max(run.first + run.length for run in runs)
+        longest = max(run.first + run.length for run in chain(rows.runs, *rows.everyone))  # alike on all ranks
         if longest > self.config.max_positions:
             raise ConfigError(
                 f"a text of {longest} tokens exceeds the model's {self.config.max_positions} positions; cut it"

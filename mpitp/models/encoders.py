@@ -70,7 +70,6 @@ def build_encoder(config: EncoderConfig, site: Site, cutting: Cutting = Cutting(
     """The encoder on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    _check_site(site)
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
@@ -87,11 +86,6 @@ def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
     model = build_encoder(config, site)
     init_params(model.named_params(), seed)
     return model
-
-
-def _check_site(site: Site) -> None:
-    if site.mesh.sizes["cp"] > 1:
-        raise ConfigError("mesh.cp is not supported with an encoder; use mesh.tp, sequence_parallel, dp and pp")
 
 
 def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:

@@ -62,11 +62,12 @@ class Vision(LayeredModel):
     def inputs(self, batch: Batch) -> Array:
         config, (rows, columns) = self.config, self.config.grid
         width = config.channels * config.patch_size**2
-        images = len(batch.rows.runs)
-        if batch.tokens.shape != (images * rows * columns, width) or not images:
+        lengths = {run.length for run in (batch.rows.uncut() if batch.rows.everyone else batch.rows).runs}
+        patches = np.count_nonzero(batch.rows.positions())
+        if batch.tokens.shape != (patches, width) or lengths != {1 + rows * columns}:
             raise ConfigError(
-                f"pixels of shape {batch.tokens.shape} for {images} images; the model takes {rows} x {columns} "
-                f"patches of {width} numbers each"
+                f"pixels of shape {batch.tokens.shape} for images of {sorted(lengths)} tokens; the model takes "
+                f"{rows} x {columns} patches of {width} numbers each, and one token more"
             )
         return from_host(np.ascontiguousarray(batch.tokens, self.dtype), self.device.xp)
 
@@ -79,10 +80,6 @@ class Vision(LayeredModel):
 
 def build_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008  (frozen)
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers."""
-    if site.mesh.sizes["cp"] > 1:
-        raise ConfigError(
-            "mesh.cp is not supported with a vision transformer; use mesh.tp, sequence_parallel, dp and pp"
-        )
     site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
     return _on(config, site, _chunks(config, site, cutting))
 
@@ -100,7 +97,12 @@ def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
 
 
 def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the whole model's types."""
+    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
+    if site.mesh.sizes["cp"] > 1 and config.head == CLASSIFICATION and config.model_type == "dinov2":
+        raise ConfigError(
+            "mesh.cp is not supported with the head of a dinov2, which takes the mean of an image's patches; use "
+            "mesh.tp, sequence_parallel, dp and pp"
+        )
     whole = _on(config, site.abstract())
     costs = token_costs(whole.layers, {"tokens": float(config.hidden_size), HEAD: 0.0}, {})
     return chosen_chunks(whole.types(), costs, site, cutting)

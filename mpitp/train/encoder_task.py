@@ -81,8 +81,16 @@ class EncoderTask(Task):
         batches = []
         for number in deal.of(num_microbatches(self.config)):
             places = range(number * micro, min((number + 1) * micro, size))
-            batches.append(self.batch([(step - 1) * size + place for place in places], places, state))
+            batch = self.batch([(step - 1) * size + place for place in places], places, state)
+            batches.append(batch.cut(*deal.piece))
         return batches
+
+    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+        return (batch.cut(*deal.piece) for batch in self.whole_held_out(deal))
+
+    @abstractmethod
+    def whole_held_out(self, deal: Deal) -> Iterator[Batch]:
+        """The microbatches of held-out data, each of whole samples, of this rank and those with other parts of them."""
 
     @abstractmethod
     def batch(self, samples: Sequence[int], places: Sequence[int], dropout: DropoutState | None) -> Batch:
@@ -137,7 +145,7 @@ class ClassificationTask(EncoderTask):
         texts, targets = [self.encoded[i] for i in lines], [self.targets[i] for i in lines]
         return texts_batch(texts, targets, dropout, places)
 
-    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+    def whole_held_out(self, deal: Deal) -> Iterator[Batch]:
         micro, texts = self.config.train.micro_batch_size, self.valid_encoded
         for number in deal.of(-(-len(texts) // micro)):
             chosen = slice(number * micro, (number + 1) * micro)
@@ -176,7 +184,7 @@ class MaskedTask(EncoderTask):
         tokens, _ = self.data.train.batch(samples)
         return Batch.of_rows(*self.masking.apply(tokens, samples), dropout, samples=places)
 
-    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+    def whole_held_out(self, deal: Deal) -> Iterator[Batch]:
         sampler, micro = self.data.valid, self.config.train.micro_batch_size
         assert sampler is not None, "asked for where there is one"
         masking = dataclasses.replace(self.masking, name="valid")

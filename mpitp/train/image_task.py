@@ -56,7 +56,7 @@ class ImageTask(EncoderTask):
         targets = [self.targets[i] for i in chosen]
         return self._batch(self.images, chosen.tolist(), targets, dropout, places)
 
-    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+    def whole_held_out(self, deal: Deal) -> Iterator[Batch]:
         assert self.valid is not None, "asked for where there is one"
         count, micro = len(self.valid_targets), self.config.train.micro_batch_size
         for number in deal.of(-(-count // micro)):

@@ -48,6 +48,11 @@ class TokensTask(EncoderTask):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
+        if config.mesh.cp > 1 and config.data.valid is not None:
+            raise ConfigError(
+                "mesh.cp is not supported beside data.valid with task.kind = 'token-classification', whose spans are "
+                "measured in whole sentences; use mesh.tp, sequence_parallel, dp and pp"
+            )
         data = config.data
         self.texts = read_tagged(data.train)
         self.valid = None if data.valid is None else read_tagged(data.valid)
@@ -103,7 +108,7 @@ class TokensTask(EncoderTask):
         chosen = windows_of(samples, len(self.targets), self.config.train.seed).tolist()
         return _batch([self.placed[i] for i in chosen], [self.targets[i] for i in chosen], dropout, places)
 
-    def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
+    def whole_held_out(self, deal: Deal) -> Iterator[Batch]:
         micro, placed = self.config.train.micro_batch_size, self.valid_placed
         for number in deal.of(-(-len(placed) // micro)):
             chosen = slice(number * micro, (number + 1) * micro)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitp.backend.arrays import Array, to_host
 from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
-from mpitp.layers.layer import BACKWARD, FORWARD
+from mpitp.layers.layer import BACKWARD, FORWARD, unwrapped
 from mpitp.layers.param import Param
 from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.rows import Rows
@@ -73,7 +73,7 @@ class Tokens:
         """For the rows of the whole batch, of this rank's part of it, and of its shard of that."""
         begins = {run.sample: place.start - run.first for run, place in whole.places()}
         numbers = {run.sample: number for number, run in enumerate(whole.runs)}
-        texts = np.array([numbers[run.sample] for run in own.runs], np.int64)
+        texts = np.array([numbers[run.sample] for run in own.runs if run.begins], np.int64)
         return cls(_numbers(own, begins), _numbers(shard, begins), whole.num_tokens, texts, len(whole.runs))
 
     def of_texts(self) -> Tokens:
@@ -81,17 +81,11 @@ class Tokens:
         return Tokens(self.texts, self.texts, self.num_texts, self.texts, self.num_texts)
 
     def of_type(self, claimed: ArrayType, count: int) -> tuple[np.ndarray | None, int]:
-        """What the `count` rows of an array of this type are, and of how many: tokens; texts where there is a row a
-        text; where there are as many a text, those of one text after the other's. None: all of them.
-        """
+        """Which the `count` rows of an array of this type are, and of how many. None: all of them."""
         is_shard = claimed.along("tp") == VARYING and not claimed.columns
         rows = self.between if is_shard else self.inside
-        if count == len(rows) or not len(self.texts):
-            return (rows if len(rows) < self.total or is_shard else None), self.total
-        each = count // len(self.texts)
-        assert count == each * len(self.texts), "rows that are neither tokens nor equally many a text"
-        rows = (self.texts[:, None] * each + np.arange(each)).reshape(-1)
-        return (rows if len(self.texts) < self.num_texts else None), self.num_texts * each
+        assert count == len(rows), f"{count} rows, where {len(rows)} are expected"
+        return (rows if len(rows) < self.total or is_shard else None), self.total
 
 
 NO_ROWS = Rows(())
@@ -114,6 +108,7 @@ class Log(LayerObserver):
     source: Rows = NO_ROWS  # the same of what an encoder reads that has a decoder
     records: list[Record] = field(default_factory=list)
     is_open: bool = True
+    of_texts: frozenset[str] = frozenset()  # layers of the model whose rows are texts
     _tokens: Tokens = field(default_factory=lambda: Tokens.of(NO_ROWS, NO_ROWS, NO_ROWS))
     _of_context: dict[int, Tokens] = field(default_factory=dict)
     _around: tuple[Pass, Tokens] | None = None  # of the layer that holds the one which runs
@@ -127,6 +122,7 @@ class Log(LayerObserver):
         if not self.is_open:
             return run()
         tokens, around, before = self._tokens_of(phase, args), self._around, self._tokens
+        tokens = tokens.of_texts() if spot.name in self.of_texts else tokens
         self._tokens = tokens
         if phase == FORWARD and len(args) > 1 and isinstance(args[-1], Pass):
             self._around = (args[-1], tokens)
@@ -137,7 +133,8 @@ class Log(LayerObserver):
         if phase == FORWARD:
             if result[1] is not None:
                 self._of_context[id(result[1])] = tokens
-            self.add(spot.name, "y", result[0], **place_of(result[0], spot.outgoing, tokens))
+            given = tokens.of_texts() if spot.layer.gives_a_row_a_sequence else tokens
+            self.add(spot.name, "y", result[0], **place_of(result[0], spot.outgoing, given))
         elif result is not None:
             self.add(spot.name, "dx", result, **place_of(result, spot.incoming.gradient, tokens))
         return result
@@ -197,9 +194,18 @@ def place_of_param(param: Param) -> dict[str, Any]:
 
 def record_layers(model: LayeredModel) -> Log:
     """Record every layer of `model` from now on, into the log that is returned."""
-    log = Log()
+    log = Log(of_texts=frozenset(_behind_texts(model)))
     observe(model, log)
     return log
+
+
+def _behind_texts(model: LayeredModel) -> Iterator[str]:
+    """The layers of a model behind the one that gives a row a text."""
+    is_behind = False
+    for name, layer in model.all_layers().items():
+        if is_behind:
+            yield name
+        is_behind = is_behind or unwrapped(layer).gives_a_row_a_sequence
 
 
 def record_params(named_params: Iterable[tuple[str, Param]], log: Log, kind: str) -> None:

@@ -14,6 +14,7 @@ LAYOUTS = {
     "tp": (3, []),
     "replicas": (4, ["mesh.dp=2", "optim.zero=1"]),
     "sequence parallelism": (3, ["mesh.sequence_parallel=true"]),
+    "sequences": (4, ["mesh.cp=2"]),
     "stages": (4, ["mesh.pp=2", "optim.zero=3", "mesh.dp=2", 'train.recompute="full"']),
     "stages of a head alone": (2, ["mesh.pp=2", "mesh.stages=[2, 0]"]),
 }

@@ -173,6 +173,7 @@ def test_labelled_texts_that_are_refused(folder: Path, tmp_path: Path, content: 
         ("classification", {"data_seq_len": 25}, "data.seq_len=25 exceeds the model's 24 positions"),
         ("classification", {"mesh_pp": 2, "train_micro_batch_size": 6}, "but mesh.pp = 2 stages need at least 2"),
         ("classification", {"mesh_pp": 2, "mesh_schedule": "interleaved"}, "= 4 parts of at least one block each, but"),
+        ("classification", {"mesh_cp": 2, "data_seq_len": 3}, "cuts each sequence into 2 . 2 = 4 pieces"),
         ("classification", {"mesh_ep": 2}, "a model of type 'bert' has none; give the ranks to mesh.dp"),
         ("classification", {"model_hidden_sizes": 3}, "unknown key 'hidden_sizes'.*did you mean 'hidden_size'"),
         ("masked", {"task_mask_rate": 1.0}, "task.mask_rate = 1.0: expected a finite number above 0 and below 1"),

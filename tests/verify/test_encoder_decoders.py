@@ -16,6 +16,8 @@ from mpitp.errors import PlacementError
 from mpitp.layers.mappings import CopyToTP
 from mpitp.layers.passes import Crossing
 from mpitp.layers.summation import local_sum
+from mpitp.models.beside import Memory
+from mpitp.pipeline import runner
 from mpitp.verify.batches import with_edges
 from mpitp.verify.source import SourceArguments, source_of
 from tests.command_on_threads import command_on_threads
@@ -134,6 +136,31 @@ def test_a_fault_is_found_and_named(plant: Any, kind: str, place: str) -> None:
     first = report.first(kind)
     assert first is not None and first.name == place
     assert all(row.ok for row in report.rows if row.kind == "y") or kind != "dx"
+
+
+STAGES = ["--set", "mesh.pp=3", "--set", "mesh.stages=[2, 1, 1]"]  # the decoder lies on two of them
+
+
+def test_a_memory_s_gradient_that_stays_on_its_stage_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last stage's blocks read the encoder's output, and what they add to its gradient isn't handed back."""
+    monkeypatch.setattr(Memory, "take_grads", lambda self, run, arrays: None)
+    words = ["--config", run_file(tmp_path, "t5"), *STAGES, "--dtype", "float64", "--json"]
+    assert command_on_threads(3, "verify", *words) == [5] * 3
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert next(row["name"] for row in rows if row["kind"] == "dx" and not row["ok"]) == "to decoder"
+
+
+def test_a_table_of_distances_that_stages_do_not_sum_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "_add_others", lambda param, group, holders: None)
+    words = ["--config", run_file(tmp_path, "t5"), *STAGES, "--dtype", "float64", "--json"]
+    assert command_on_threads(3, "verify", *words) == [5] * 3
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"] if row["kind"] == "grad"}
+    assert rows["blocks.0.attention.heads.bias"]["axis"].startswith("pp: each rank has a summand; nobody sums it")
+    assert not rows["encoder.embedding.weight"]["ok"] and rows["final_norm.weight"]["ok"]
 
 
 def test_a_memory_whose_gradient_nobody_sums_is_refused_by_its_type() -> None:

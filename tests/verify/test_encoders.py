@@ -65,6 +65,8 @@ LAYOUTS = {
     "ZeRO 3": ["mesh.dp=2", "optim.zero=3", 'train.recompute="full"'],
     "stages": ["mesh.pp=2", 'mesh.schedule="zb"'],
     "unequal shares": ["mesh.dp=2", "mesh.shares={dp=[1,2], tp=[2,1]}"],
+    "sequences": ["mesh.cp=2"],
+    "heads": ["mesh.cp=4", 'mesh.cp_form="heads"'],
     "token shards": ["mesh.pp=2", "mesh.sequence_parallel=true"],
 }
 
