@@ -3,9 +3,10 @@ r"""`mpitp bench machine`: a machine in numbers, measured, as the file that plan
 | what                  | how                                                                                        |
 |-----------------------|--------------------------------------------------------------------------------------------|
 | products              | x W^T of shapes from small to large, all ranks at a time: they share memory and caches     |
+| attention             | forward and backward of some heads by length and width, products and softmax together      |
 | passes, optimizer     | a sum of two arrays by size; AdamW over some megabytes                                     |
-| exponentials          | GELU and attention's softmax, less their passes and products                               |
-| start of an operation | what a block of a tiny model takes, by the operations that it starts                       |
+| exponentials          | GELU, less its pass                                                                        |
+| start of an operation | what a block of a tiny model takes without attention, by the operations that it starts     |
 | start of a step       | a step of a tiny model, less its passes and its update                                     |
 | sums                  | all-reduces over 2, 4, ... ranks of a node, and over nodes, by size; the smallest: latency |
 | sends                 | a message there and back, half of it                                                       |
@@ -18,21 +19,24 @@ All in turn, a time is that of the slowest rank, and the least of the rounds cou
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpitp.bench.machine import machine_facts
+from mpitp.bench.machine_attention import attention_rows, copies
 from mpitp.bench.timing import Samples, Task, clocked, say_progress, take_turns
 from mpitp.comm.group import Group
 from mpitp.comm.mesh import make_mesh
 from mpitp.errors import UsageError
 from mpitp.plan.machine_file import (
+    AttentionSection,
     ComputeSection,
     Level,
     Machine,
@@ -43,13 +47,18 @@ from mpitp.plan.machine_file import (
 )
 
 LABEL = "bench machine"
-PRODUCT_SHAPES = [  # m, n, k
-    (64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
-    (512, 512, 64), (512, 64, 512), (64, 512, 512), (96, 1024, 64), (96, 64, 1024), (1024, 96, 64),
-    (256, 1024, 256), (256, 256, 1024), (1024, 256, 256), (512, 2048, 512), (512, 512, 2048), (2048, 512, 512),
+PRODUCT_SHAPES = [  # m, n, k: small to large, and narrow in each of the three
+    (32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
+    (512, 512, 64), (512, 64, 512), (64, 512, 512), (256, 96, 96), (96, 256, 96), (96, 96, 256),
+    (256, 192, 192), (192, 192, 256), (1024, 192, 192), (192, 192, 1024),
+    (256, 768, 192), (256, 192, 768), (768, 192, 256), (1024, 768, 192), (1024, 192, 768), (768, 192, 1024),
+    (256, 4096, 192), (256, 192, 4096), (4096, 192, 256), (256, 1536, 384), (256, 384, 1536), (1536, 384, 256),
+    (1024, 1536, 384), (1024, 384, 1536), (1536, 384, 1024), (512, 2048, 512), (512, 512, 2048), (2048, 512, 512),
 ]  # fmt: skip
 PASS_BYTES = (100_000, 1_000_000, 10_000_000, 100_000_000)
+SEND_BYTES = 1 << 20  # about what stages send
 SUM_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
+LEAST_SHAPE, LEAST_PASS = (1, 1, 1), 12
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 QUICK_SECONDS = 2e-3
 TINY_BYTES = 8  # of a sum that tells the latency
@@ -61,42 +70,49 @@ LEAST_RATE, MOST_RATE = 1e5, 1e15  # bytes a second that a machine file takes
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Seconds for each kind of measurements, and the largest array."""
+    """Seconds for each kind of measurements, the largest array, and what earlier calls have measured."""
 
     seconds: float
     most_bytes: int
+    before: dict[str, Samples] = field(default_factory=dict)
 
     def samples(self, tasks: Mapping[str, Task], group: Group, what: str) -> Samples:
         """The tasks in turn, quick ones and slow ones by themselves, each kind for half of the time. A collective."""
         label = f"{LABEL}: {what}"
         once = take_turns(tasks, 1, group, label)
         quick = [name for name in tasks if once.least(name) < QUICK_SECONDS]
-        found: dict[str, list[float]] = {}
+        found = dict(self.before.get(what, Samples()).seconds)
         for names in (quick, [name for name in tasks if name not in quick]):
             if names:
                 rounds = int(self.seconds / 2 / max(once.least(*names), 1e-6))
                 rounds = group.broadcast_object(min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))
-                found |= take_turns({name: tasks[name] for name in names}, rounds, group, label).seconds
-        return Samples(found)
+                made = take_turns({name: tasks[name] for name in names}, rounds, group, label).seconds
+                found |= {name: found.get(name, []) + seconds for name, seconds in made.items()}
+        self.before[what] = Samples(found)
+        return self.before[what]
 
 
-def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
-    """The machine file's text, and what it was measured on; equal on every rank. A collective."""
+def measure(args: argparse.Namespace, group: Group, before: dict[str, Samples] | None = None) -> dict[str, Any]:
+    """The machine file's text, and what it was measured on; equal on every rank. A collective.
+
+    `before`: where calls that take turns with something else keep what they measured: the least of all calls counts.
+    """
     if group.size < 2:
         raise UsageError(
             "a machine file tells of sums and messages between ranks, and this is a job of 1 rank; "
             "mpitp launch -n 2 -- bench machine --out machine.toml"
         )
-    effort = Effort(args.seconds / 4, args.most_bytes)
+    effort = Effort(args.seconds / 5, args.most_bytes, {} if before is None else before)
     per_node, nodes = ranks_on_nodes(group.all_gather_objects(platform.node()))
     facts = machine_facts(group)
-    products, rates = _products(args.dtype or ["float32"], effort, group)
-    compute = _compute(effort, rates, group)
+    products = _products(args.dtype or ["float32"], effort, group)
+    attention = AttentionSection(**{dtype: attention_rows(dtype, effort, group) for dtype in args.dtype or ["float32"]})
+    compute = _compute(effort, group)
     in_node, wide = _communication(effort, group, per_node, nodes)
     memory = min(group.all_gather_objects(_free_bytes() / per_node))
     name = args.name or f"{facts['processor']}, {per_node} ranks a node"
     about = MachineSection(name, per_node, max(1, os.cpu_count() or 1), max(float(1 << 20), memory))
-    text = group.broadcast_object(machine_text(Machine(about, compute, products, in_node, wide)))
+    text = group.broadcast_object(machine_text(Machine(about, compute, products, in_node, wide, attention)))
     return {"machine": facts, "nodes": nodes, "ranks_per_node": per_node, "file": text}
 
 
@@ -131,17 +147,23 @@ def _clocked(work: Callable[[], Any]) -> Task:
     return clocked(work, time.perf_counter)
 
 
-def _products(
-    dtypes: Sequence[str], effort: Effort, group: Group
-) -> tuple[ProductsSection, tuple[tuple[float, ...], ...]]:
-    """Rates of every dtype; and the rows of the first one."""
+def _products(dtypes: Sequence[str], effort: Effort, group: Group) -> ProductsSection:
+    """Rates of every dtype, less the start of a product."""
     found: dict[str, tuple[tuple[float, ...], ...]] = {}
     for dtype in dtypes:
         shapes = [shape for shape in PRODUCT_SHAPES if max(_areas(*shape)) * 4 <= effort.most_bytes]
-        tasks = {str(shape): _product_task(shape, dtype) for shape in shapes}
+        tasks = {str(shape): _product_task(shape, dtype) for shape in [LEAST_SHAPE, *shapes]}
         samples = effort.samples(tasks, group, f"products in {dtype}")
-        found[dtype] = tuple((*shape, _within(2.0 * math.prod(shape), samples.least(str(shape)))) for shape in shapes)
-    return ProductsSection(**found), found[dtypes[0]]
+        start = samples.least(str(LEAST_SHAPE))
+        found[dtype] = tuple(
+            (*shape, _within(2.0 * math.prod(shape), _beyond(start, samples.least(str(shape))))) for shape in shapes
+        )
+    return ProductsSection(**found)
+
+
+def _beyond(start: float, seconds: float) -> float:
+    """What is left of some seconds without a start, and a part at least where noise has eaten it."""
+    return max(seconds - start, LEAST_PART * seconds)
 
 
 def _areas(m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -149,49 +171,70 @@ def _areas(m: int, n: int, k: int) -> tuple[int, int, int]:
 
 
 def _product_task(shape: tuple[int, int, int], dtype: str) -> Task:
-    """Small products several times, so that the clock's own time is nothing."""
+    """Small products several times, so that the clock's own time is nothing; never twice the same arrays in a row, so
+    that they come from where a step finds them.
+    """
     from mpitp.ops.linear import linear_forward
 
     m, n, k = shape
     rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(size, np.float32).astype(dtype) for size in ((m, k), (n, k)))
-    out = np.empty((m, n), dtype)
-    times = max(1, 20_000_000 // (2 * m * n * k))
+    sets = []
+    for _ in range(copies(4 * sum(_areas(*shape)))):
+        x, w = (rng.standard_normal(size, np.float32).astype(dtype) for size in ((m, k), (n, k)))
+        sets.append((x, w, np.empty((m, n), dtype)))
+    times = min(max(1, 20_000_000 // (2 * m * n * k)), 100)
+    turns = itertools.cycle(sets)
 
     def task() -> float:
-        work = _clocked(lambda: [linear_forward(x, w, out=out) for _ in range(times)])
+        own = [next(turns) for _ in range(times)]
+        work = _clocked(lambda: [linear_forward(x, w, out=out) for x, w, out in own])
         return work() / times
 
     return task
 
 
-def _compute(effort: Effort, products: tuple[tuple[float, ...], ...], group: Group) -> ComputeSection:
-    from mpitp.bench.machine_parts import exp_tasks, exps_per_second, starts_of_tiny_model, tiny_tasks
+def _compute(effort: Effort, group: Group) -> ComputeSection:
+    from mpitp.bench.machine_parts import (
+        exps_per_second,
+        gelu_task,
+        row_seconds,
+        row_tasks,
+        starts_of_tiny_model,
+        tiny_tasks,
+    )
     from mpitp.ops.adamw import AdamWRule, adamw_update
 
     sizes = [size for size in PASS_BYTES if size <= effort.most_bytes] or [effort.most_bytes]
-    tasks = {f"pass {size}": _pass_task(size) for size in sizes}
+    tasks = {f"pass {size}": _pass_task(size) for size in [LEAST_PASS, *sizes]}
     count = min(1 << 22, effort.most_bytes // 4)
-    param, grad, m, v = (np.zeros(count, np.float32) for _ in range(4))
+    rng = np.random.default_rng(0)
+    param, grad, m, v = (np.abs(rng.standard_normal(count, np.float32)) for _ in range(4))
     rule = AdamWRule(1e-3, 0.9, 0.999, 1e-8, 0.1, 1)
     tasks["adamw"] = _clocked(lambda: adamw_update(param, grad, m, v, rule))
-    tasks |= exp_tasks() | tiny_tasks()
+    tasks |= {"gelu": gelu_task(), **row_tasks()} | tiny_tasks()
     samples = effort.samples(tasks, group, "passes and starts")
     operation, step = starts_of_tiny_model(samples)
-    passes = tuple((float(size), _within(size, samples.least(f"pass {size}") - operation)) for size in sizes)
+    start = samples.least(f"pass {LEAST_PASS}")
+    passes = tuple((float(size), _within(size, _beyond(start, samples.least(f"pass {size}")))) for size in sizes)
     return ComputeSection(
         passes=passes,
-        exps_per_second=exps_per_second(samples, passes, products, operation),
+        exps_per_second=exps_per_second(samples, passes, start),
         optimizer_bytes_per_second=_within(ADAMW_TOUCHES * 4 * count, samples.least("adamw")),
         step_seconds=step,
         operation_seconds=operation,
+        added_row_seconds=row_seconds(samples),
     )
 
 
 def _pass_task(num_bytes: int) -> Task:
     count = max(1, num_bytes // 12)
-    a, b, out = (np.ones(count, np.float32) for _ in range(3))
-    return _clocked(lambda: np.add(a, b, out=out))
+    turns = itertools.cycle([[np.ones(count, np.float32) for _ in range(3)] for _ in range(copies(num_bytes))])
+
+    def task() -> float:
+        a, b, out = next(turns)
+        return _clocked(lambda: np.add(a, b, out=out))()
+
+    return task
 
 
 def _within(amount: float, seconds: float) -> float:
@@ -226,7 +269,7 @@ def _level(effort: Effort, group: Group, counts: Mapping[int, Group | None], whe
     sizes = [size for size in SUM_BYTES if size <= effort.most_bytes]
     tasks = {f"sum {p} {size}": _sum_task(own, size) for p, own in counts.items() for size in [TINY_BYTES, *sizes]}
     largest = max(counts)
-    tasks["send"] = _send_task(counts[largest], sizes[-1])
+    tasks["send"] = _send_task(counts[largest], min(SEND_BYTES, sizes[-1]))
     tasks |= _overlap_tasks(counts[largest], sizes[-1])
     samples = effort.samples(tasks, group, f"sums {where}")
     rows, latency = [], min(samples.least(f"sum {p} {TINY_BYTES}") / math.ceil(math.log2(p)) for p in counts)
@@ -238,7 +281,7 @@ def _level(effort: Effort, group: Group, counts: Mapping[int, Group | None], whe
     return {
         "latency_seconds": min(latency, 1.0),
         "sums": tuple(rows),
-        "send_bytes_per_second": _within(sizes[-1], samples.least("send") - latency),
+        "send_bytes_per_second": _within(min(SEND_BYTES, sizes[-1]), samples.least("send") - latency),
         "overlap": _overlap(samples),
     }
 

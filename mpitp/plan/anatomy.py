@@ -52,6 +52,7 @@ class Of(IntEnum):
     KEPT_AGAIN = 13
     EXPS = 14  # the parts of exponentials and of operations' starts in the first three
     STARTS = 15
+    ATTENTION = 16
 
 
 class Held(IntEnum):
@@ -224,6 +225,7 @@ class _Case:
         row[Of.FORWARD : Of.WEIGHT_GRAD + 1] = [part.total for part in parts]
         row[Of.PRODUCTS] = sum(part.products for part in parts)
         row[Of.EXPS], row[Of.STARTS] = sum(part.exps for part in parts), sum(part.starts for part in parts)
+        row[Of.ATTENTION] = sum(part.attention for part in parts)
         for axis, first in (("tp", Of.TP), ("cp", Of.CP)):
             own = self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
             row[first : first + 3] = own.forward + own.backward, own.forward, own.hidden
@@ -274,7 +276,8 @@ class _Case:
         if not self.machine.overlap(span.nodes):
             return Behind(0.0, 0.0)
         work = work_of(layer, self.sizes, self.of)
-        return Behind(self._seconds(work.forward).products, self._seconds(work.weight_grad).products)
+        forward = self._seconds(work.forward)
+        return Behind(forward.products + forward.attention, self._seconds(work.weight_grad).products)
 
 
 def _held(params: list[Param], replicas: int) -> np.ndarray:

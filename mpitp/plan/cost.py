@@ -168,7 +168,8 @@ def _parts(row: np.ndarray, count: int) -> dict[str, float]:
     own = row[[Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD]].sum()
     named = {
         "products": row[Of.PRODUCTS],
-        "passes": own - row[[Of.PRODUCTS, Of.EXPS, Of.STARTS]].sum(),
+        "attention": row[Of.ATTENTION],
+        "passes": own - row[[Of.PRODUCTS, Of.ATTENTION, Of.EXPS, Of.STARTS]].sum(),
         "exponentials": row[Of.EXPS],
         "starts": row[Of.STARTS],
         "recompute": row[Of.AGAIN],

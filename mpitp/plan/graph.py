@@ -79,7 +79,7 @@ class Node:
 class Operation(Node):
     """A rank's own work: flops of its products, bytes read and written, bytes kept for backward, all of one pass.
 
-    `shape`: t, n and k of a product; of attention t, heads and their width.
+    `shape`: t, n and k of a product; of attention a sequence's length, heads and their width.
     """
 
     kind: str = ""

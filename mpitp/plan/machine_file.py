@@ -5,6 +5,7 @@ r"""A machine in numbers: what a step's time is worked out from. Read from a TOM
 | `machine`       | name; ranks, cores a node; bytes a rank has                                                 |
 | `compute`       | a rank's passes over memory, exponentials, optimizer; the start of a step, of an operation  |
 | `products`      | for each dtype rows [m, n, k, flop/s]: the rate of [m, k] times [k, n] on one rank          |
+| `attention`     | for each dtype rows [tokens, width, forward, backward]: scores a second; left out: in parts |
 | `in_node`       | one message, sums by ranks and size, sends, how much of a sum runs behind products          |
 | `between_nodes` | the same between ranks of different nodes, and a node's links; left out: there is one node  |
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +64,7 @@ OVERLAP = between(0, 1)
 PRODUCTS = _rows(4, *FLOPS)
 SUMS = _rows(3, *RATE)
 PASSES = _rows(2, *RATE)
+SCORES = _rows(4, *RATE)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ComputeSection(Section):
     optimizer_bytes_per_second: float = key("bytes that AdamW reads and writes a second", rule=between(*RATE))
     step_seconds: float = key("start of a step: batches, log, Python", rule=SECONDS)
     operation_seconds: float = key("start of one operation on arrays, Python included", rule=SECONDS)
+    added_row_seconds: float = key("one row added to a table's gradient, where rows go one by one", 0.0, SECONDS)
 
     def check(self) -> None:
         _check_filled("compute.passes", self.passes, "[1e8, 1e10]")
@@ -141,7 +144,30 @@ class ProductsSection(Section):
         """Flops a second of [m, k] times [k, n]."""
         shape = dtype, m, n, k
         if shape not in self._known:
-            self._known[shape] = product_rate(self.of(dtype), m, n, k)
+            self._known[shape] = between_rows(self.of(dtype), (m, n, k))
+        return self._known[shape]
+
+
+@dataclass(frozen=True)
+class AttentionSection(Section):
+    """Rates of attention over a sequence, with all that its heads do."""
+
+    section: ClassVar[str] = "attention"
+    float32: Table = key("rows [tokens, width of a head, scores/s forward, backward]", (), SCORES)
+    float64: Table = key("rows [tokens, width of a head, scores/s forward, backward]", (), SCORES)
+    bfloat16: Table = key("rows [tokens, width of a head, scores/s forward, backward]", (), SCORES)
+    float16: Table = key("rows [tokens, width of a head, scores/s forward, backward]", (), SCORES)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int, int, bool], float]:
+        return {}
+
+    def rate(self, dtype: str, tokens: int, width: int, *, is_backward: bool) -> float:
+        """Elements of scores a second, of heads of a width over a sequence; 0 where there are no rows of the dtype."""
+        shape = dtype, tokens, width, is_backward
+        if shape not in self._known:
+            rows = [(*row[:2], row[2 + is_backward]) for row in getattr(self, dtype)]
+            self._known[shape] = between_rows(rows, (tokens, width)) if rows else 0.0
         return self._known[shape]
 
 
@@ -196,6 +222,7 @@ class Machine:
     products: ProductsSection
     in_node: Level
     between_nodes: WideLevel | None = None
+    attention: AttentionSection | None = None
 
     @property
     def most_ranks(self) -> float:
@@ -236,6 +263,7 @@ _PARTS: dict[str, type[Section]] = {
     "machine": MachineSection,
     "compute": ComputeSection,
     "products": ProductsSection,
+    "attention": AttentionSection,
     "in_node": Level,
     "between_nodes": WideLevel,
 }
@@ -315,14 +343,15 @@ def _check_filled(label: str, rows: Table, example: str) -> None:
         raise ConfigError(f"{label} is empty: expected one row at least, such as {example}")
 
 
-def product_rate(rows: Table, m: float, n: float, k: float) -> float:
-    """Flops a second between measured shapes: the mean of the rows' logarithms, weighted by 1 / d^4 with d the distance
-    of the shapes' logarithms (Shepard 1968, "A two-dimensional interpolation function for irregularly-spaced data").
+def between_rows(rows: Iterable[Sequence[float]], point: Sequence[float]) -> float:
+    """A rate (the last number of a row) between measured sizes: the mean of the rows' logarithms, weighted by 1 / d^4
+    with d the distance of the sizes' logarithms (Shepard 1968, "A two-dimensional interpolation function for
+    irregularly-spaced data").
     """
-    point = [math.log(max(x, 1)) for x in (m, n, k)]
+    place = [math.log(max(x, 1)) for x in point]
     total = weights = 0.0
-    for *shape, rate in rows:
-        square = sum((math.log(x) - y) ** 2 for x, y in zip(shape, point, strict=True))
+    for *sizes, rate in rows:
+        square = sum((math.log(x) - y) ** 2 for x, y in zip(sizes, place, strict=True))
         if square < 1e-12:
             return rate
         total += math.log(rate) / square**2

@@ -11,7 +11,7 @@ from mpitp.plan.graph import Collective, Node, Operation
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.operations import ATTENTION, PRODUCT
 from mpitp.plan.sums import Span, collective_seconds
-from mpitp.plan.work import PRODUCTS_OF_TILE, STARTS_OF_TILE, Work, seconds_of
+from mpitp.plan.work import PRODUCTS_OF_TILE, Scores, Work, seconds_of
 
 
 def spread(sizes: Mapping[str, int], axes: tuple[str, ...], per_node: int) -> Span:
@@ -52,9 +52,7 @@ def node_work(node: Operation) -> Work:
         t, n, k = node.shape
         return Work(((t, k, n, 1), (n, k, t, 1)) if turn else ((t, n, k, 1),))
     if node.kind == ATTENTION:
-        width = node.shape[2]
+        width, length = node.shape[2], node.shape[0]
         area = node.flops / (2 * PRODUCTS_OF_TILE[turn] * width)  # elements of scores
-        tiles = area / (TILE * LONG_TILE)
-        products = ((TILE, LONG_TILE, width, PRODUCTS_OF_TILE[turn] * tiles),)
-        return Work(products, exps=area, starts=STARTS_OF_TILE[turn] * tiles)
+        return Work(scores=(Scores(length, width, area, area / (TILE * LONG_TILE), (TILE, LONG_TILE), turn),))
     return Work(passes=(node.moved_bytes,))

@@ -42,7 +42,10 @@ ELEMENTWISE, RESIDUAL, LOSS = "elementwise", "residual", "loss"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one pass, forward and backward. `shape`: t, n and k of a product; of attention t, heads and their width."""
+    """Of one pass, forward and backward.
+
+    `shape`: t, n and k of a product; of attention a sequence's length, heads and their width.
+    """
 
     kind: str
     flops: tuple[int, int] = (0, 0)
@@ -105,7 +108,7 @@ def _attention(layer: AttentionHeads, ends: Ends, rows: Rows) -> Cost:
         backward += _scores(sight, queries, keys, by_keys=True)
     flops = 2 * 2 * heads * d * forward, 5 * 2 * heads * d * backward
     moved = (ends.taken + ends.given) * ends.item
-    return Cost(ATTENTION, flops, (moved, 2 * moved), (ends.rows, heads, d))
+    return Cost(ATTENTION, flops, (moved, 2 * moved), (rows.runs[0].length if rows.runs else 0, heads, d))
 
 
 def _scores(sight: Sight, queries: int, keys: int, *, by_keys: bool) -> int:

@@ -75,7 +75,7 @@ class Best:
         """Whether what takes at least so much can neither be among the fastest nor on the front."""
         if seconds > self.longest:
             return True
-        if len(self.fastest) < self.keep or seconds < self.fastest[-1].seconds:
+        if len(self.fastest) < self.keep or (seconds, num_bytes) < _order(self.fastest[-1]):
             return False
         if not self.has_front:
             return True

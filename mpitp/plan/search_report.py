@@ -13,6 +13,7 @@ from mpitp.plan.search import in_units
 BAR = 40
 LIMITS = {  # what a part of a step is, in words
     "products": "matrix products at the machine's rate",
+    "attention": "attention's scores at the machine's rate",
     "passes": "norms, activations and residual sums that read and write memory",
     "exponentials": "exponentials of softmax and activations",
     "starts": "starts of many small operations; larger microbatches or fewer cuts have fewer",

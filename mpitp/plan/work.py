@@ -6,22 +6,24 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 | layer            | products (m n k)              | passes, bytes                         | exponentials |
 |------------------|-------------------------------|---------------------------------------|--------------|
 | linear, forward  | t n k                         | 2 t n s with a bias                   |              |
-| linear, backward | t k n; n k t (of its weights) | t n s with a bias                     |              |
+| linear, backward | t k n; n k t (of its weights) | t n s with a bias; 3 n k w            |              |
 | heads, forward   | 2 a A d                       | 2 t (a + g) d s where q, k turn       | a A          |
 | heads, backward  | 5 a A d                       | the same, and 2 t a d s               | a A          |
 | norm             |                               | 2 t' h s forward, 3 t' h s backward   |              |
 | activation       |                               | (in + out) s; (2 in + out) s          | t f, t f     |
 | a residual sum   |                               | 3 t' h s, both ways                   |              |
-| a lookup         |                               | 2 t h s; backward 2 t h s             |              |
+| a lookup         |                               | 2 t h s; backward 4 v/tp h w, t rows  |              |
 | loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
 
-The scores of a tile stay in a cache. A tile is some queries by the keys that they see (`ops/sight.py`).
+A gradient of weights is made and then added to what is there, in elements of w bytes. The scores of a tile stay in a
+cache; a tile is some queries by the keys that they see (`ops/sight.py`). Where a machine's attention was measured as a
+whole, its rate takes the place of the heads' products, exponentials and starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
@@ -49,13 +51,38 @@ PRODUCTS_OF_TILE = 2, 5
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """A pass of attention: elements of scores of all heads of a width, over sequences of a length, in tiles."""
+
+    length: int
+    width: int
+    area: float
+    tiles: float
+    tile: tuple[int, int]
+    is_backward: bool = False
+
+    def parts(self) -> Work:
+        """What is done in it: q k^T and p v; backward the scores again, dp, and dv, dk, dq."""
+        (tall, wide), d, turn = self.tile, self.width, self.is_backward
+        if turn:
+            products = ((tall, wide, d, 2 * self.tiles), (wide, d, tall, 2 * self.tiles), (tall, d, wide, self.tiles))
+        else:
+            products = ((tall, wide, d, self.tiles), (tall, d, wide, self.tiles))
+        return Work(products, exps=self.area, starts=STARTS_OF_TILE[turn] * self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """`products`: (m, n, k, how often); `passes`: bytes of each; exponentials; starts beside those of both."""
+    """`products`: (m, n, k, how often); `passes`: bytes of each; exponentials; starts beside those of both; passes of
+    attention; rows that are added to a table's gradient.
+    """
 
     products: tuple[tuple[int, int, int, float], ...] = ()
     passes: tuple[int, ...] = ()
     exps: float = 0.0
     starts: float = 0.0
+    scores: tuple[Scores, ...] = ()
+    added_rows: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -63,12 +90,24 @@ class Work:
             self.passes + other.passes,
             self.exps + other.exps,
             self.starts + other.starts,
+            self.scores + other.scores,
+            self.added_rows + other.added_rows,
         )
+
+    def in_parts(self, machine: Machine, dtype: str) -> Work:
+        """The same, with attention in parts where its rate as a whole isn't known."""
+        if not self.scores or (machine.attention and getattr(machine.attention, dtype)):
+            return self
+        total = replace(self, scores=())
+        for scores in self.scores:
+            total = total + scores.parts()
+        return total
 
     @property
     def flops(self) -> float:
         """Of the products."""
-        return sum(2.0 * m * n * k * count for m, n, k, count in self.products)
+        own = sum(2.0 * m * n * k * count for m, n, k, count in self.products)
+        return own + sum(scores.parts().flops for scores in self.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +132,17 @@ class Seconds:
     passes: float = 0.0
     exps: float = 0.0
     starts: float = 0.0
+    attention: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.products + self.passes + self.exps + self.starts
+        return self.products + self.passes + self.exps + self.starts + self.attention
 
 
 def seconds_of(work: Work, machine: Machine, dtype: str) -> Seconds:
     """On one rank of a machine; each product and each pass that has elements is an operation that starts."""
-    compute = machine.compute
+    compute, work = machine.compute, work.in_parts(machine, dtype)
     products = [(2.0 * m * n * k * count, (m, n, k), count) for m, n, k, count in work.products if m and n and k]
     passes = [size for size in work.passes if size]
     starts = work.starts + sum(count for _, _, count in products) + len(passes)
@@ -110,8 +150,15 @@ def seconds_of(work: Work, machine: Machine, dtype: str) -> Seconds:
         sum(flops / machine.products.rate(dtype, *shape) for flops, shape, _ in products),
         sum(size / compute.pass_rate(size) for size in passes),
         work.exps / compute.exps_per_second,
-        starts * compute.operation_seconds,
+        starts * compute.operation_seconds + work.added_rows * compute.added_row_seconds,
+        sum(_attention_seconds(scores, machine, dtype) for scores in work.scores),
     )
+
+
+def _attention_seconds(scores: Scores, machine: Machine, dtype: str) -> float:
+    assert machine.attention is not None
+    rate = machine.attention.rate(dtype, scores.length, scores.width, is_backward=scores.is_backward)
+    return scores.area / rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +202,8 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
             return Both(Work(passes=(row, 2 * row)), Work(passes=(2 * row, 3 * row)))
         case VocabParallelEmbedding() | PositionEmbedding():
             row = 2 * s.rows * s.hidden * s.item
-            return Both(Work(passes=(row,)), weight_grad=Work(passes=(row,)))
+            table = sum(param.data.size for param in layer.params().values()) * s.wide
+            return Both(Work(passes=(row,)), weight_grad=Work(passes=(table, 3 * table), added_rows=s.rows))
         case Dropout():
             drawn = s.shard * s.hidden * bool(layer.rate)
             once = Work(passes=(2 * drawn * s.item,), exps=drawn)
@@ -190,7 +238,7 @@ def _linear(layer: ColumnParallelLinear | RowParallelLinear, s: Sizes) -> Both:
     return Both(
         Work(((s.rows, n, k, 1),), (2 * bias,)),
         Work(((s.rows, k, n, 1),)),
-        Work(((n, k, s.rows, 1),), (bias,)),
+        Work(((n, k, s.rows, 1),), (bias, 3 * n * k * s.wide)),
     )
 
 
@@ -213,21 +261,10 @@ def _heads(layer: AttentionHeads, s: Sizes, of: Sequences) -> Both:
     wide = max(1, round(area / max(tiles, 1) / tall))  # keys of a tile
     turned = 2 * s.rows * (a + g) * d * s.item if layer.rotary else 0
     exchanged = 2 * s.rows * (2 * a + 2 * g) * d * s.item if isinstance(layer.keys, HeadsKeys) else 0
-    forward, backward = (count * heads * tiles for count in STARTS_OF_TILE)
-    once = heads * tiles
+    whole = [Scores(of.length, d, heads * area, heads * tiles, (tall, wide), turn) for turn in (False, True)]
     return Both(
-        Work(
-            ((tall, wide, d, once), (tall, d, wide, once)),
-            (turned, exchanged),
-            heads * area,
-            forward,
-        ),
-        Work(
-            ((tall, wide, d, 2 * once), (wide, d, tall, 2 * once), (tall, d, wide, once)),
-            (turned, exchanged, 2 * s.rows * a * d * s.item),
-            heads * area,
-            backward,
-        ),
+        Work(passes=(turned, exchanged), scores=(whole[0],)),
+        Work(passes=(turned, exchanged, 2 * s.rows * a * d * s.item), scores=(whole[1],)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from mpitp.pipeline.schedules import make_schedule
 from mpitp.pipeline.simulate import Durations, simulate
 from mpitp.plan.cost import Step, cost_of, pipeline_form, pipeline_seconds
 from mpitp.plan.layout import Layout, layout_of
+from mpitp.plan.machine_file import AttentionSection
 from mpitp.plan.memory_command import run_memory
-from tests.plan.cases import anatomy_of, run_of
+from mpitp.plan.work import Scores, Work
+from tests.plan.cases import anatomy_of, machine, run_of
 
 LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of the run file
     (1, "gpt2", {}),
@@ -56,6 +59,22 @@ def test_more_of_a_kind_costs_less_where_it_must() -> None:
     assert {name: seconds for name, seconds in again.parts.items() if name != "recompute"} == pytest.approx(
         {name: seconds for name, seconds in parts.items() if name != "recompute"}
     )
+
+
+def test_attention_at_the_rate_that_was_measured_or_in_its_parts() -> None:
+    """4 blocks of 6 heads of width 8 over 24 sequences of 16 tokens, whose tile has 16 x 16 elements."""
+    config = run_of("gpt2", {})
+    rows = ((16.0, 8.0, 1e6, 4e5), (64.0, 8.0, 1e7, 1e7))
+    told = replace(machine(), attention=AttentionSection(float32=rows))
+    elements = 24 * 4 * 6 * 16 * 16
+    found = cost_of(anatomy_of(config, told), Step(24), Layout(micro=2)).parts
+    assert found["attention"] == pytest.approx(elements * (1 / 1e6 + 1 / 4e5))
+    in_parts = cost_of(anatomy_of(config), Step(24), Layout(micro=2)).parts
+    assert in_parts["attention"] == 0 and in_parts["products"] > found["products"]
+    assert in_parts["starts"] > found["starts"] and in_parts["exponentials"] > found["exponentials"]
+    scores = Scores(16, 8, 256.0, 1.0, (16, 16))
+    assert Work(scores=(scores,)).flops == 2 * 2 * 256 * 8
+    assert Work(scores=(replace(scores, is_backward=True),)).flops == 5 * 2 * 256 * 8
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb", 1), ("interleaved", 3)])

@@ -13,8 +13,8 @@ from mpitp.errors import ConfigError
 from mpitp.plan.machine_file import (
     Machine,
     along,
+    between_rows,
     machine_from,
-    product_rate,
     read_machine,
     sum_rate,
     write_machine,
@@ -86,9 +86,9 @@ def test_rates_are_the_rows_own_and_stay_between_them() -> None:
     machine = machine_from(example())
     rows = machine.products.float32
     for m, n, k, rate in rows:
-        assert product_rate(rows, m, n, k) == rate
-    assert rows[0][-1] < product_rate(rows, 60, 60, 60) < rows[-1][-1]
-    assert product_rate(rows, 1e9, 1e9, 1e9) <= max(row[-1] for row in rows)
+        assert between_rows(rows, (m, n, k)) == rate
+    assert rows[0][-1] < between_rows(rows, (60, 60, 60)) < rows[-1][-1]
+    assert between_rows(rows, (1e9, 1e9, 1e9)) <= max(row[-1] for row in rows)
     assert along(((1.0, 1.0), (100.0, 100.0)), 10.0) == pytest.approx(10.0)
     assert along(((1.0, 3.0), (100.0, 5.0)), 1e6) == 5.0
     assert sum_rate(machine.in_node.sums, 2, 1e6) == pytest.approx(6e9)
