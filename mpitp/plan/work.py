@@ -64,11 +64,9 @@ class Scores:
     def parts(self) -> Work:
         """What is done in it: q k^T and p v; backward the scores again, dp, and dv, dk, dq."""
         (tall, wide), d, turn = self.tile, self.width, self.is_backward
-        if turn:
-            products = ((tall, wide, d, 2 * self.tiles), (wide, d, tall, 2 * self.tiles), (tall, d, wide, self.tiles))
-        else:
-            products = ((tall, wide, d, self.tiles), (tall, d, wide, self.tiles))
-        return Work(products, exps=self.area, starts=STARTS_OF_TILE[turn] * self.tiles)
+        forward = ((tall, wide, d, self.tiles), (tall, d, wide, self.tiles))
+        backward = ((tall, wide, d, 2 * self.tiles), (wide, d, tall, 2 * self.tiles), (tall, d, wide, self.tiles))
+        return Work(backward if turn else forward, exps=self.area, starts=STARTS_OF_TILE[turn] * self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
