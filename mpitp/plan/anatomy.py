@@ -14,7 +14,6 @@ import numpy as np
 
 from mpitp.backend.precision import is_half, wide_dtype
 from mpitp.comm.mesh import abstract_mesh
-from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads, SelfAttention
 from mpitp.layers.layer import Layer, walk
 from mpitp.layers.param import Param
@@ -91,11 +90,6 @@ class Anatomy:
 
     def __init__(self, facts: Facts, machine: Machine) -> None:
         self.facts, self.machine = facts, machine
-        if facts.decoder.traits.mixture:
-            raise ConfigError(
-                f"there is no formula for the time of experts (model_type {facts.decoder.model_type!r}); plans of time "
-                "know decoders without them"
-            )
         machine.products.of(facts.dtype)
         whole = abstract_model(facts.decoder, make_site(abstract_mesh({"tp": 1}), dtype=facts.dtype))
         self.names = list(whole.layers)
@@ -122,7 +116,9 @@ class Anatomy:
         decoder = self.facts.decoder
         for rank in range(tp):
             heads = share_heads(decoder.heads, decoder.kv_heads, rank, tp)
-            others = (share_of(units, rank, tp).size for units in (decoder.ffn_hidden, decoder.vocab_size))
+            mixture = decoder.traits.mixture
+            widths = (decoder.ffn_hidden, decoder.vocab_size, *((mixture.width, mixture.shared) if mixture else ()))
+            others = (share_of(units, rank, tp).size for units in widths)
             found.setdefault((heads.query.size, len(heads.kv), len(heads.kv_shared), *others), rank)
         return list(found.values())
 

@@ -35,8 +35,10 @@ class Units:
 
     @classmethod
     def of(cls, decoder: DecoderConfig, seq_len: int, sequences: int) -> Units:
-        """Of a model and a step."""
-        return cls(decoder.heads, decoder.num_layers, seq_len, sequences)
+        """Of a model and a step. Experts with a capacity take whole sequences."""
+        mixture = decoder.traits.mixture
+        tokens = 1 if mixture is not None and mixture.capacity else seq_len
+        return cls(decoder.heads, decoder.num_layers, tokens, sequences)
 
     @property
     def most(self) -> dict[str, int]:

@@ -11,6 +11,10 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 | heads, backward  | 5 a A d                       | the same, and 2 t a d s               | a A          |
 | norm             |                               | 2 t' h s forward, 3 t' h s backward   |              |
 | activation       |                               | (in + out) s; (2 in + out) s          | t f, t f     |
+| router           | t' e h; both again backward   | 6 t' e s, both ways                   | t' e         |
+| experts          | an even share of k t rows for | 5 k t h s forward, 9 k t h s backward | k t f, k t f |
+|                  | each, as gate, up and down    | beside the activation's               |              |
+| shared's gate    | t' h; both again backward     | 3 t' h s; 5 t' h s                    |              |
 | a residual sum   |                               | 3 t' h s, both ways                   |              |
 | a lookup         |                               | 2 t h s; backward 4 v/tp h w, t rows  |              |
 | loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
@@ -25,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.dropout import Dropout
@@ -37,6 +40,7 @@ from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.keys import OwnKeys
 from mpitp.layers.layer import Layer, unwrapped
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.mixture import SharedExpert
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.param import Param
@@ -48,6 +52,7 @@ from mpitp.plan.machine_file import Machine
 
 STARTS_OF_TILE = 6, 12  # operations on a tile of scores, forward and backward
 PRODUCTS_OF_TILE = 2, 5
+STARTS_OF_ROUTER = 12  # of choosing, sorting and picking rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +188,12 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
             return _linear(layer, s)
         case AttentionHeads():
             return _heads(layer, s, of)
-        case Router() | Experts():
-            raise ConfigError(
-                f"plans have no formula for the time of a {type(layer).__name__}: they know models without experts"
-            )
+        case Router():
+            return _router(layer, s)
+        case Experts():
+            return _experts(layer, s)
+        case SharedExpert():
+            return work_of(layer.mlp, s, of) + _gate(s)
         case MLP():
             return _mlp(layer, s, of)
         case LayerNorm() | RMSNorm():
@@ -248,6 +255,39 @@ def _mlp(layer: MLP, s: Sizes, of: Sequences) -> Both:
         Work(passes=((2 * taken + given) * row,), exps=s.rows * given),
     )
     return work_of(layer.up, s, of) + activation + work_of(layer.down, s, of)
+
+
+def _router(layer: Router, s: Sizes) -> Both:
+    """Softmax, choice and sorting go over tables of t' e numbers; the last two start some operations of their own."""
+    e, h = layer.product.shape
+    table = s.shard * e * s.wide
+    return Both(
+        Work(((s.shard, e, h, 1),), (3 * table, 3 * table), s.shard * e, STARTS_OF_ROUTER),
+        Work(((s.shard, h, e, 1),), (3 * table, 3 * table), starts=STARTS_OF_ROUTER),
+        Work(((e, h, s.shard, 1),)),
+    )
+
+
+def _experts(layer: Experts, s: Sizes) -> Both:
+    """Rows that the routing deals evenly: each own expert has as many."""
+    rows, own = s.rows * layer.sizes.top_k, len(layer.down.data)
+    each, (columns, h), f = max(1, round(rows / max(own, 1))), layer.gate_up.data.shape[1:], layer.down.data.shape[2]
+    times, row = rows / each, rows * s.item
+    return Both(
+        Work(((each, columns, h, times), (each, h, f, times)), ((columns + f) * row, 5 * h * row), rows * f),
+        Work(((each, f, h, times), (each, h, columns, times)), ((2 * columns + f) * row, 9 * h * row), rows * f),
+        Work(((h, f, each, times), (columns, h, each, times))),
+    )
+
+
+def _gate(s: Sizes) -> Both:
+    """A product with one column, whose outcome multiplies rows."""
+    row = s.shard * s.hidden * s.item
+    return Both(
+        Work(((s.shard, 1, s.hidden, 1),), (3 * row,)),
+        Work(((s.shard, s.hidden, 1, 1),), (5 * row,)),
+        Work(((1, s.hidden, s.shard, 1),)),
+    )
 
 
 def _heads(layer: AttentionHeads, s: Sizes, of: Sequences) -> Both:

@@ -22,7 +22,11 @@ GEMMA2 = {
     "num_hidden_layers": 5, "intermediate_size": 64, "max_position_embeddings": 32, "head_dim": 8,
     "sliding_window": 8, "query_pre_attn_scalar": 8,
 }  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {"gpt2": GPT2, "llama": LLAMA, "gemma2": GEMMA2}
+MOE = {
+    **LLAMA, "model_type": "qwen2_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 70, "mlp_only_layers": [1], "output_router_logits": True,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {"gpt2": GPT2, "llama": LLAMA, "gemma2": GEMMA2, "moe": MOE}
 
 
 def run_of(kind: str, changes: dict[str, Any]) -> RunConfig:

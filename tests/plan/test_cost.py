@@ -33,6 +33,9 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of t
     (3, "gemma2", {"mesh.pp": 3, "mesh.schedule": "zb"}),
     (4, "gemma2", {"mesh.pp": 2, "mesh.dp": 2, "mesh.schedule": "zb", "optim.zero": 2}),
     (4, "gpt2", {"mesh.pp": 2, "mesh.dp": 2, "optim.zero": 3}),
+    (4, "moe", {"mesh.dp": 2, "mesh.sequence_parallel": True, "optim.zero": 1}),
+    (3, "moe", {"mesh.pp": 3, "train.recompute": "full"}),
+    (4, "moe", {"mesh.cp": 2}),
 ]
 
 

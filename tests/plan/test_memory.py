@@ -230,8 +230,12 @@ def test_what_cannot_be_told(data: Path, tmp_path: Path) -> None:
     assert len(table(*(lambda c: (c, run_memory(c, 2)))(config_of(data, tmp_path / "run", "gpt2", {})))) > 4
 
 
-def test_plans_of_time_refuse_experts_that_they_have_no_formula_for() -> None:
+def test_the_time_of_experts_is_that_of_the_rows_they_get() -> None:
+    """Of k t rows, three products of gate, up and down each; and of all rows in the router and the shared expert."""
     site = make_site(SerialGroup())
     mixture = registry.abstract_model(registry.config_from_hf(MOE), site)["blocks.0.mlp"]
-    with pytest.raises(ConfigError, match="no formula for the time of a Router"):
-        work_of(mixture, Sizes.of(Rows.of([16]), site, 48), Sequences(16))
+    work = work_of(mixture, Sizes.of(Rows.of([16]), site, 48), Sequences(16))
+    t, h, k = 16, 48, 2
+    products = 2 * t * h * (k * 3 * 40 + 3 * 70 + 5 + 1)  # the chosen experts, the shared one, router and gate
+    assert [part.flops for part in (work.forward, work.input_grad, work.weight_grad)] == [products] * 3
+    assert work.forward.exps == t * (k * 40 + 70 + 5)

@@ -20,6 +20,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("llama", 4, {}),
     ("gpt2", 6, {"model.dtype": "bfloat16"}),
     ("gemma2", 8, {"train.global_batch_size": 16}),
+    ("moe", 3, {"train.global_batch_size": 6}),
 ]
 
 

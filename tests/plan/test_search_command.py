@@ -101,6 +101,7 @@ def test_numbers(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--ranks", "4", "--memory", "200KiB"), "no layout on 4 ranks fits into 200 KiB a rank: the least is"),
         (("--ranks", "4", "--set", "train.global_batch_size=0"), "train.global_batch_size isn't set"),
         (("--ranks", "4", "--set", "train.invariant=true"), "train.invariant"),
+        (("--ranks", "4", "--set", "mesh.ep=2"), "a layout is chosen over pp, dp, cp and tp"),
         (("--ranks", "4", "--set", "model.dtype=float16"), "no products.float16"),
         (("--ranks", "997"), "997 ranks can't be cut into axes: tp goes to 6"),
         (("--ranks", "4", "--compare", "tp=3"), "= 3 ranks, expected 4"),

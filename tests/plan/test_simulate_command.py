@@ -83,7 +83,7 @@ def test_weak_scaling_is_drawn(run_file: Path, tmp_path: Path, capsys: pytest.Ca
         (["--notice-seconds", "-1"], "from 0 up"),
         (["--set", "mesh.tp=3"], "the job has 32"),
         (["--machine", "/nowhere.toml"], "can't read the machine file"),
-        (EXPERTS, "no formula for the time of experts"),
+        ([*EXPERTS, "--set=mesh.ep=2", "--set=mesh.dp=4"], "mesh.ep is more than 1"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
