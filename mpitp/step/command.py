@@ -38,6 +38,7 @@ examples:
   mpitp step --preset t5 --break cross             to the cross attention of an encoder-decoder
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
+  mpitp step --dp 2 --zero 1 --rows                each replica updates its rows of the weights
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --preset mixtral --ep 2               experts on two ranks: who sends which rows to whom
   mpitp step --list                                all operations, one a line
@@ -100,6 +101,10 @@ def _add_axes(parser: argparse.ArgumentParser) -> None:
         help="of the stages; interleaved: two parts of the model each; zb: weight gradients put off",
     )  # fmt: skip
     axes.add_argument(
+        "--zero", type=int, choices=(0, 1, 2), default=0,
+        help="ZeRO: replicas keep rows of the moments (1), of the gradients too (2)",
+    )  # fmt: skip
+    axes.add_argument(
         "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"
     )
 
@@ -153,7 +158,7 @@ def _layout(args: argparse.Namespace) -> Layout:
         raise UsageError(f"--microbatches {args.microbatches}: {args.pp} stages take as many at least")
     return Layout(
         pp=args.pp, dp=args.dp, ep=args.ep, cp=args.cp, schedule=args.schedule, microbatches=args.microbatches,
-        cp_form=args.cp_form, sequence_parallel=args.sequence_parallel,
+        cp_form=args.cp_form, sequence_parallel=args.sequence_parallel, zero=args.zero,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from mpitp.step.picture import Picture
 
 REPLICATED, SHARDED, PARTIAL = "replicated", "sharded", "partial"
 UPDATE = "update"  # the phase after forward and backward
+WEIGHTS = "weights"  # the subject of what gathers them
 WEIGHT_GRADS = "weight gradients"  # the title of those that were put off
 # A letter: what it says of the ranks' arrays, in a line, and for who asks.
 LETTERS = {

@@ -24,7 +24,8 @@ BUCKET_BYTES = 1 << 60  # all gradients of a kind in one sum: by bytes, ranks wi
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Ranks along the axes beside tp, which has those that are left, and what goes over them. `microbatches`: of each
-    replica (0: as many as there are stages). `blocks` > 0: the invariant mode, along tp alone.
+    replica (0: as many as there are stages). `blocks` > 0: the invariant mode, along tp alone. `zero`: of what replicas
+    keep rows alone: nothing, the optimizer's moments (1), gradients too (2).
     """
 
     pp: int = 1
@@ -36,6 +37,7 @@ class Layout:
     cp_form: str = "ring"
     sequence_parallel: bool = False
     blocks: int = 0
+    zero: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,8 +76,9 @@ def record(
     recorder = Recorder()
     mesh = make_mesh(ObservedGroup(group, recorder, "all", whole_sums=True), layout.sizes)
     model = make_model(make_site(mesh, sequence_parallel=layout.sequence_parallel, cp_form=layout.cp_form))
-    reduction = InBuckets(model, bucket_bytes=BUCKET_BYTES)
+    reduction = InBuckets(model, layout.zero, BUCKET_BYTES)
     recorder.watch(model)
+    recorder.pieces = [param for _, param in reduction.params] if layout.zero else []
     runner: Runner = PlainRunner(model, reduction)
     if layout.pp > 1:
         for param in recorder.params:

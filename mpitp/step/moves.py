@@ -115,7 +115,10 @@ class Moves:
             "a bucket: the gradients of several parameters, one after the other; it starts as soon as the last is there"
         )
         pair = "weights alike on all replicas forward, their gradients summed backward"
-        return Telling(GRADIENTS, phase, kind, f"dW = sum over {over} of dW", note, pair, kind, GRADIENTS, _BUCKETS)
+        told = f"dW = sum over {over} of dW"
+        if kind == "reduce_scatter":
+            told, note = f"{told}, of which each keeps its rows", f"{note}; each updates its rows only"
+        return Telling(GRADIENTS, phase, kind, told, note, pair, kind, GRADIENTS, _BUCKETS)
 
 
 def _tag_of(call: Call) -> int:

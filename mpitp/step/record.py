@@ -70,6 +70,7 @@ class Recorder(LayerObserver, GroupObserver):
 
     ops: list[RankOp] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
+    pieces: list[Param] = field(default_factory=list)  # rows of them that this rank updates for others (ZeRO)
     letters: Letters = Letters()  # noqa: RUF009 (it is frozen)
     moves: Moves | None = None
     is_open: bool = False  # what is outside of layers counts too
@@ -389,7 +390,7 @@ class Recorder(LayerObserver, GroupObserver):
         ]
 
     def _memory(self) -> Memory:
-        grads = sum(param.grad.nbytes for param in self.params if param.grad is not None)
+        grads = sum(param.grad.nbytes for param in (*self.params, *self.pieces) if param.grad is not None)
         return Memory(
             sum(param.data.nbytes for param in self.params),
             grads,

@@ -61,6 +61,8 @@ def make_film(wish: Wish) -> Film:
     layout = wish.layout
     if wish.invariant and (layout.num_batches > 1 or layout.others > 1):
         raise UsageError("--invariant is shown along tp: leave out the other axes")
+    if layout.zero and layout.dp * layout.cp == 1:
+        raise UsageError(f"--zero {layout.zero} deals what replicas hold alike: give --dp or --cp too")
     ranks = wish.ranks if wish.ranks is not None else layout.others if layout.others > 1 else 3
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")
@@ -148,6 +150,7 @@ def _title(wish: Wish, subject: Subject, ranks: int) -> str:
     title = f"{subject.where}, {ranks} rank{'s' * (ranks > 1)}, {told_tokens(batches[0])}"
     title += f" in each of {len(batches)} sequences" if len(batches) > 1 else ""
     title += f", {wish.layout.schedule}" if wish.layout.pp > 1 else ""
+    title += f", ZeRO-{wish.layout.zero}" if wish.layout.zero else ""
     title += ", sequence-parallel" if wish.layout.sequence_parallel else ""
     return title + (", invariant" if wish.invariant else "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpitp.step import guides_of_experts
-from mpitp.step.film import UPDATE, WEIGHT_GRADS, Op
+from mpitp.step.film import UPDATE, WEIGHT_GRADS, WEIGHTS, Op
 from mpitp.step.guide import Guide
 from mpitp.step.guides_of_encoders import OWN, SUMS
 from mpitp.step.moves import GRADIENTS
@@ -197,6 +197,11 @@ _AMONG: dict[str, Guide] = {  # what goes between stages, replicas and pieces of
         "Under sequence parallelism a rank's norm weights have seen its own rows only: their gradients are summands.",
         "Without it the ranks' norm weights would drift apart from the first step on.",
     ),
+    "weights": Guide(
+        "replicas",
+        "Each replica has the moments of its own rows and has updated these: now all get the rows of the others.",
+        "Without it every replica would compute the next step with some rows of the new weights and some of the old.",
+    ),
     "gradients": Guide(
         "replicas",
         "Every replica has seen other sequences; their gradients add up to that of the whole batch.",
@@ -225,6 +230,8 @@ def guide(op: Op) -> Guide:
         return _AMONG["kv" if op.axis == "cp" and op.peers else "to experts" if op.axis == "ep" else kind]
     if op.title == WEIGHT_GRADS:
         return _LATER
+    if op.subject == WEIGHTS:
+        return _AMONG[WEIGHTS]
     if op.subject == GRADIENTS:
         return _AMONG["rows" if op.axis == "tp" else "gradients"]
     if kind == "all_gather" and (op.subject, op.phase) not in SUMS:

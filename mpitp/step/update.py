@@ -15,13 +15,15 @@ import numpy as np
 
 from mpitp.backend.arrays import Array
 from mpitp.comm.observed import Arrays, Call
-from mpitp.layers.array_type import INVARIANT, PARTIAL, ArrayType
+from mpitp.layers.array_type import INVARIANT, PARTIAL, REPLICATE, VARYING, ArrayType
 from mpitp.layers.param import Param
+from mpitp.layers.shards import data_axes
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.optim.grad_norm import GradNorm, clip_scale
 from mpitp.optim.reduction import Reduction
-from mpitp.step.film import UPDATE, Shown, Telling
+from mpitp.step.contents import joined
+from mpitp.step.film import UPDATE, WEIGHTS, Shown, Telling
 from mpitp.step.picture import picture_of
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ _CODE = {
     NORM: "mpitp.optim.grad_norm:GradNorm.__call__",
     CLIP: "mpitp.optim.grad_norm:clip_scale",
     ADAMW: "mpitp.ops.adamw:adamw_reference",
+    WEIGHTS: "mpitp.optim.buckets:spread_weights",
 }
+_BUCKET = "a bucket: the rows of several parameters, one after the other"
 _SQUARES = "squares_partial = sum of g^2 of each block that rank r owns, else 0"
 _CLIP = f"norm = sqrt(sum squares), c = min(1, {CLIP_NORM:g} / norm)"
 _UPDATE = "m = (1 - b1) c g, v = (1 - b2) (c g)^2, W_new = W - lr (m' / (sqrt(v') + eps) + wd W)"
@@ -60,6 +64,9 @@ class Update:
         for name, param in self.reduction.params:
             if param.grad is not None:
                 self._step(name, param, scale)
+        self.recorder.outside = self._saw_weights
+        self.reduction.updated()
+        self.recorder.outside = None
 
     def _saw_squares(self, call: Call, arrays: Arrays, result: Any, began: float, axis: str) -> None:
         """The one sum of the norm, over all ranks of all stages."""
@@ -69,6 +76,17 @@ class Update:
         told = _telling(NORM, "update.norm", "squares = sum_r squares_partial", "", f"{call.op} {call.detail}")
         self.recorder.add(told, [replace(given, role="in"), made], began, arrays).axis = axis
         self.squares = [replace(made, role="in")]
+
+    def _saw_weights(self, call: Call, arrays: Arrays, result: Any, began: float, axis: str) -> None:
+        """With ZeRO each rank has updated its rows of the weights, and gets the others'."""
+        moves, letters = self.recorder.moves, self.recorder.letters
+        assert moves is not None
+        given, made = (
+            letters.shown(name, letters.changed(moves.whole, axis, letter), picture_of(joined(array)), role)
+            for name, letter, array, role in (("W_rows", VARYING, arrays, "in"), ("W", REPLICATE, result, "out"))
+        )
+        told = _telling(WEIGHTS, "update.weights", "W = the rows of W_new of all ranks", _BUCKET, call.op)
+        self.recorder.add(told, [given, made], began, arrays).axis = axis
 
     def _clip(self, norm: float) -> float:
         began, scale = time.perf_counter(), clip_scale(norm, CLIP_NORM)
@@ -80,7 +98,7 @@ class Update:
     def _step(self, name: str, param: Param, scale: float) -> None:
         """One parameter by AdamW. Its moments are as large as it is and stay on its rank."""
         letters = self.recorder.letters
-        kind, before, grad = letters.of_param(param), picture_of(param.data), picture_of(param.grad)
+        kind, before, grad = self._kind_of(param), picture_of(param.data), picture_of(param.grad)
         began, optimizer = time.perf_counter(), AdamW([(name, param)], AdamWSettings())
         optimizer.step(LR, scale)
         moments = optimizer.moments[name]
@@ -91,6 +109,12 @@ class Update:
         decay = "" if param.decay else ", without decay"
         note = f"element by element: each rank its own piece, nothing is sent{decay}"
         self.recorder.add(_telling(ADAMW, f"update.{name}", _UPDATE, note), arrays, began)
+
+    def _kind_of(self, param: Param) -> ArrayType:
+        """With ZeRO what replicas hold alike is dealt to them by rows."""
+        letters, kind = self.recorder.letters, self.recorder.letters.of_param(param)
+        axes = [axis for axis in data_axes(param.placement) if axis in letters.axes] if self.recorder.pieces else []
+        return letters.changed(kind, "+".join(axes), VARYING) if axes else kind
 
     def _shown(self, name: str, letter: str, array: Array) -> Shown:
         """An array that is the same kind of thing along every axis."""

@@ -26,6 +26,8 @@ LAYOUTS: dict[str, tuple[str, int, Layout]] = {
     "ring": ("gpt2", 3, Layout(cp=3)),
     "heads x tp": ("llama", 4, Layout(cp=2, cp_form="heads")),
     "pp tied x tp, sp": ("qwen2", 4, Layout(pp=2, sequence_parallel=True)),
+    "ZeRO-1 x tp": ("gpt2", 4, Layout(dp=2, zero=1)),
+    "ZeRO-2 x pp": ("llama", 4, Layout(pp=2, dp=2, zero=2)),
     "uneven": ("llama", 12, Layout(pp=2, dp=2)),
     "all": ("gpt2", 16, Layout(pp=2, dp=2, cp=2, schedule="gpipe", microbatches=3)),
 }
@@ -132,6 +134,7 @@ def test_rows_and_messages_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_cannot_be_laid_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, told in [
+        (["--zero", "1"], "give --dp or --cp too"),
         (["--pp", "0"], "--pp must be at least 1"),
         (["--pp", "2", "--microbatches", "1"], "2 stages take as many at least"),
         (["--cp", "2", "--tokens", "3"], "it takes 4 at least"),

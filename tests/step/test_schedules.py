@@ -122,3 +122,28 @@ def test_page_of_a_schedule(tmp_path: Path) -> None:
     film = make_film(Wish(ranks=None, layout=Layout(2, schedule="zb")))
     walked = walk_page(tmp_path, page_of(film), 1366, 768)
     assert walked["errors"] == walked["faults"] == walked["below"] == []
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_zero_updates_rows_and_gathers_the_others(zero: int) -> None:
+    def made(level: int) -> Film:
+        return make_film(Wish(ranks=4, layout=Layout(dp=2, microbatches=2, zero=level)))
+
+    plain, film = made(0), made(zero)
+    whole, rows = updates(plain), updates(film)
+    for layer, op in rows.items():
+        for tp in (0, 1):  # ranks tp and 2 + tp hold the same piece along dp
+            parts = [values(named(op, "W_new"), rank) for rank in (tp, 2 + tp)]
+            np.testing.assert_allclose(np.concatenate(parts), values(named(whole[layer], "W_new"), tp), **CLOSE)
+        assert dict(named(op, "W_new").letters)["dp"] == "V"
+    scatters = [op for op in film.ops if op.collective == "reduce_scatter"]
+    assert [op.microbatch for op in scatters] == [[], [1], [0, 1]][zero]
+    gather = film.ops[-1]
+    assert (gather.layer, gather.collective, gather.axis) == ("update.weights", "all_gather", "dp")
+    assert guide(gather).why.startswith("Each replica has the moments of its own rows")
+    for rank in (0, 1):
+        assert gather.made.pictures[rank] == gather.made.pictures[2 + rank]
+        halves = [gather.arrays[0].pictures[place].shape[0] for place in (rank, 2 + rank)]
+        assert sum(halves) == gather.made.pictures[rank].shape[0] and min(halves) > 0
+    kept, full = gather.memory, plain.ops[-1].memory
+    assert [kept[rank].moments + kept[2 + rank].moments for rank in (0, 1)] == [full[rank].moments for rank in (0, 1)]
