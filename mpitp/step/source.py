@@ -61,8 +61,8 @@ def make_film(wish: Wish) -> Film:
     layout = wish.layout
     if wish.invariant and (layout.num_batches > 1 or layout.others > 1):
         raise UsageError("--invariant is shown along tp: leave out the other axes")
-    if layout.zero and layout.dp * layout.cp == 1:
-        raise UsageError(f"--zero {layout.zero} deals what replicas hold alike: give --dp or --cp too")
+    if layout.zero and layout.dp * layout.ep * layout.cp == 1:
+        raise UsageError(f"--zero {layout.zero} deals what replicas hold alike: give --dp, --ep or --cp too")
     ranks = wish.ranks if wish.ranks is not None else layout.others if layout.others > 1 else 3
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")

@@ -134,7 +134,7 @@ def test_rows_and_messages_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_cannot_be_laid_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, told in [
-        (["--zero", "1"], "give --dp or --cp too"),
+        (["--zero", "1"], "give --dp, --ep or --cp too"),
         (["--pp", "0"], "--pp must be at least 1"),
         (["--pp", "2", "--microbatches", "1"], "2 stages take as many at least"),
         (["--cp", "2", "--tokens", "3"], "it takes 4 at least"),
