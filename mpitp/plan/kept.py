@@ -12,40 +12,52 @@ element, w bytes of one in which is summed (4 for the 16-bit floats, else s); a 
 | activation           | its input: t n s                                                                |
 | soft cap             | its ratio: t v/tp s                                                             |
 | recompute            | its input, t' h s, and nothing of what is inside                                |
-| loss                 | numerators t v/tp w, denominators t w, targets 8 t                              |
+| loss                 | numerators t v/tp w, denominators t w, targets 8 t; of what classifies texts a  |
+|                      | row for each of the b texts                                                     |
+| cross attention      | its linears' inputs but the memory; q and o, k and v of the source: 4 t a d s;  |
+|                      | lse: t a w; the memory itself, t h s, once for all blocks                       |
+| patches, first rows  | pixels, 8 bytes a patch; 8 bytes and the first row of each text                 |
 | a pass               | tables of rotary positions, 2 t (width/2) w                                     |
 
-An array that two layers keep is counted once.
+An array that two layers keep is counted once. Source and target of a pair have as many tokens here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.cross_attention import CrossAttention
+from mpitp.layers.crossing import ToDecoder
 from mpitp.layers.dropout import Dropout
-from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from mpitp.layers.exchange import StayHere
 from mpitp.layers.experts import Experts
+from mpitp.layers.first_rows import OnFirstRows
+from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.layer import Layer, Wrapper, unwrapped, walk
+from mpitp.layers.layer_scale import LayerScale
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.mixture import SharedExpert
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.parallel_block import ParallelBlock
 from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of
+from mpitp.layers.patches import ClassAndMean, ImageTokens, PatchEmbedding
 from mpitp.layers.recompute import Recompute
 from mpitp.layers.router import Router
 from mpitp.layers.rows import Rows
 from mpitp.layers.scale import Scale, SoftCap
+from mpitp.layers.sinusoids import Sinusoids
 from mpitp.layers.site import Site
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.models.stages import Chunk
 
 INDEX_BYTES = 8
@@ -62,6 +74,7 @@ class Sizes:
     item: int
     wide: int
     is_gathered: bool  # a cut product gets a copy of the rows of all ranks of tp
+    texts: int = 0  # or images, of which there is one answer each
 
     @classmethod
     def of(cls, rows: Rows, site: Site, hidden: int) -> Sizes:
@@ -71,17 +84,24 @@ class Sizes:
         shard = len(site.token_share(own)) if site.sequence_parallel else own
         item, wide = site.dtype.itemsize, wide_dtype(site.dtype).itemsize
         is_gathered = site.sequence_parallel and site.tp.size > 1
-        return cls(own, shard, rows.num_tokens, hidden, item, wide, is_gathered)
+        return cls(own, shard, rows.num_tokens, hidden, item, wide, is_gathered, len(rows.runs))
+
+    @property
+    def of_texts(self) -> Sizes:
+        """Of layers that are handed a row a text."""
+        return replace(self, rows=self.texts, shard=self.texts)
 
 
-def kept_of_chunk(model: CausalLM, chunk: Chunk, sizes: Sizes) -> int:
+def kept_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
     """Bytes that a pass through the layers of a chunk leaves, its loss and the pass's own tables included."""
     layers = {name: model.layers[name] for name in chunk.names}
     total = sum(kept_of(layer, sizes) for layer in layers.values()) + _tables(layers, sizes)
     vocab = model.loss.vocab.size
     total += sum(isinstance(unwrapped(x), SoftCap) for x in layers.values()) * sizes.rows * vocab * sizes.item
     if chunk.ends_in_loss:
-        total += sizes.rows * (vocab * sizes.wide + sizes.wide + INDEX_BYTES)
+        of_texts = any(isinstance(unwrapped(x), OnFirstRows | ClassAndMean) for x in layers.values())
+        rows = sizes.texts if of_texts else sizes.rows
+        total += rows * (vocab * sizes.wide + sizes.wide + INDEX_BYTES)
     return total
 
 
@@ -93,10 +113,23 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return s.shard * s.hidden * s.item
         case Wrapper():
             return kept_of(layer.inner, s)
-        case Param() | Dropout() | Scale() | SoftCap():
+        case Param() | Dropout() | Scale() | SoftCap() | Sinusoids() | LogitsBias() | ImageTokens() | GatherColumns():
             return 0
-        case VocabParallelEmbedding():
+        case VocabParallelEmbedding() | TypeEmbedding():
             return s.rows * INDEX_BYTES
+        case ToDecoder():
+            return s.rows * s.hidden * s.item
+        case CrossAttention():
+            own = 4 * layer.heads.heads.query.size * layer.heads.head_dim * s.item
+            return kept_of(layer.q, s) + s.rows * (own + layer.heads.heads.query.size * s.wide)
+        case PatchEmbedding():
+            return (s.rows - s.texts) * (layer.weight.data[0].size * s.item + INDEX_BYTES)
+        case LayerScale():
+            return s.shard * s.hidden * s.item
+        case OnFirstRows():
+            return s.texts * INDEX_BYTES + sum(kept_of(child, s.of_texts) for child in layer.children().values())
+        case GatheredDense():
+            return kept_of(layer.dense, s) + s.rows * layer.dense.product.shape[0] * s.item
         case PositionEmbedding():
             return s.shard * INDEX_BYTES
         case LayerNorm() | RMSNorm():

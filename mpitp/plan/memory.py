@@ -27,7 +27,7 @@ from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of
 from mpitp.layers.rows import Rows
 from mpitp.layers.shards import data_axes
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.pipeline.actions import Action, Kind
 from mpitp.plan.kept import Sizes, kept_again, kept_of_chunk, put_off
 
@@ -69,7 +69,7 @@ class RankMemory:
         return asdict(self) | {"total": self.total}
 
 
-def memory_of(model: CausalLM, plan: StepPlan, mesh: Mesh) -> RankMemory:
+def memory_of(model: LayeredModel, plan: StepPlan, mesh: Mesh) -> RankMemory:
     """Of the rank at `mesh`'s place; `model` (possibly abstract) may be that of any of its replicas."""
     params = [param for _, param in model.named_params()]
     whole, own = _bytes(params, None), _bytes(params, mesh)
@@ -90,7 +90,7 @@ def memory_of(model: CausalLM, plan: StepPlan, mesh: Mesh) -> RankMemory:
     )
 
 
-def share_of_rows(model: CausalLM, mesh: Mesh) -> frozenset[tuple[tuple[str, ...], int, int]]:
+def share_of_rows(model: LayeredModel, mesh: Mesh) -> frozenset[tuple[tuple[str, ...], int, int]]:
     """Of parameters dealt by rows over the axes of data: the axes, rows, and how many of these are this rank's."""
     found = {(data_axes(param.placement), len(param.data)) for _, param in model.named_params()}
     return frozenset((axes, rows, len(_own_rows(axes, rows, mesh))) for axes, rows in found)
@@ -124,7 +124,7 @@ def _own_rows(axes: tuple[str, ...], rows: int, mesh: Mesh) -> range:
     return piece_of(rows, group.rank, group.size)
 
 
-def _activations(model: CausalLM, plan: StepPlan, sizes: Sizes) -> tuple[int, int]:
+def _activations(model: LayeredModel, plan: StepPlan, sizes: Sizes) -> tuple[int, int]:
     """Most bytes held at a time, and of how many passes through a chunk.
 
     A backward lets go of a pass, or of all but what its weight gradients need where these are put off: to a
@@ -145,7 +145,7 @@ def _activations(model: CausalLM, plan: StepPlan, sizes: Sizes) -> tuple[int, in
     return most
 
 
-def _buffers(model: CausalLM, plan: StepPlan, whole: _Bytes, own: _Bytes) -> int:
+def _buffers(model: LayeredModel, plan: StepPlan, whole: _Bytes, own: _Bytes) -> int:
     """What is on its way between the ranks of the axes of data at the height of backward."""
     params = [param for _, param in model.named_params() if data_axes(param.placement)]
     groups = [model.site.mesh.along(*data_axes(param.placement)).size for param in params]

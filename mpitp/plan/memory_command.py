@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 from mpitp.paths import path_option
 
 if TYPE_CHECKING:
+    from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource
+    from mpitp.checkpoint.encoder_source import EncoderSource
+    from mpitp.checkpoint.load import ModelSource
     from mpitp.comm.mesh import Mesh
     from mpitp.config import RunConfig
-    from mpitp.models.config import DecoderConfig
-    from mpitp.models.model import CausalLM
+    from mpitp.models.any_config import AnyConfig
+    from mpitp.models.layered import LayeredModel
     from mpitp.plan.memory import RankMemory, StepPlan
+
+    RunSource = ModelSource | EncoderSource | EncoderDecoderSource
 
 HELP = "how much memory each rank needs"
 
@@ -24,6 +29,8 @@ _DESCRIPTION = """\
 Tell the bytes that each rank of a run holds at the height of a training step: weights, gradients, optimizer state,
 activations in flight, and what is on its way between replicas. By formula from the run file, for any number of ranks;
 nothing is allocated, and the text need not be there where the model names its vocab_size (or from, or config).
+Encoders, vision transformers and encoder-decoders ([task] kind) are known over tp and dp; texts count as data.seq_len
+tokens each, sources and targets too, and their files must be there.
 
 Beside these a rank has arrays that live for moments (logits and their gradient, a block's own), the windows in shared
 memory through which the ranks of one node sum, and Python with its libraries, about 150 MB.
@@ -70,52 +77,75 @@ def run_memory(config: RunConfig, ranks: int) -> list[RankMemory]:
     Raises ConfigError for a run that can't be laid on so many.
     """
     from mpitp.comm.mesh import abstract_mesh
-    from mpitp.errors import ConfigError
     from mpitp.plan.memory import memory_of, share_of_rows
-    from mpitp.train.setup import mesh_sizes, model_config, open_data
-    from mpitp.train.stages import check_pipeline
+    from mpitp.train.setup import mesh_sizes
+    from mpitp.train.stages import check_layout
 
-    if config.task.kind != "text":
-        raise ConfigError(
-            f"plan memory knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
-            "leave task out to see a decoder of these sizes"
-        )
-    data = open_data(config) if Path(config.data.train).exists() else None
-    decoder = model_config(config, data)
-    check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks, config.mesh.weights))
-    models: dict[Hashable, CausalLM] = {}
+    source = _source(config)
+    check_layout(config, source, abstract_mesh(mesh_sizes(config), 0, ranks, config.mesh.weights))
+    models: dict[Hashable, LayeredModel] = {}
     found: dict[Hashable, RankMemory] = {}
     memories = []
     for rank in range(ranks):
         mesh = abstract_mesh(mesh_sizes(config), rank, ranks, config.mesh.weights)
         place = tuple(number for axis, number in mesh.coordinates.items() if axis not in ("dp", "ep"))
         if place not in models:
-            models[place] = _model(config, decoder, mesh)
+            models[place] = _model(config, source, mesh)
         actions = _own_actions(config, mesh)
         kind = place, len(actions), share_of_rows(models[place], mesh) if config.optim.zero else ()
         if kind not in found:
-            found[kind] = memory_of(models[place], _step_plan(config, actions), mesh)
+            found[kind] = memory_of(models[place], _step_plan(config, source.config, actions), mesh)
         coordinates = {axis: mesh.coordinates[axis] for axis in found[kind].coordinates}
         memories.append(replace(found[kind], coordinates=coordinates))
     return memories
 
 
-def _model(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> CausalLM:
+def _source(config: RunConfig) -> RunSource:
+    """The model of the run. Labelled texts, images and pairs must be there, since they say what there is to choose
+    from. Raises ConfigError for a layout of another kind of model that no formula is for.
+    """
+    from mpitp.errors import ConfigError
+    from mpitp.train.kinds import ENCODER_TASKS
+    from mpitp.train.pair_task import PairTask
+    from mpitp.train.setup import model_config, open_data, run_source
+
+    if config.task.kind == "text":
+        data = open_data(config) if Path(config.data.train).exists() else None
+        return run_source(config, model_config(config, data))
+    mesh = config.mesh
+    if mesh.pp > 1 or mesh.cp > 1 or mesh.sequence_parallel:
+        raise ConfigError(
+            f"plan memory knows task.kind = {config.task.kind!r} over mesh.tp and mesh.dp; leave out the other axes"
+        )
+    return (
+        PairTask(config).source if config.task.kind == "translation" else ENCODER_TASKS[config.task.kind](config).source
+    )
+
+
+def _model(config: RunConfig, source: RunSource, mesh: Mesh) -> LayeredModel:
     """What a rank holds a part of; replicas are alike."""
     from mpitp.backend.device import AbstractDevice
+    from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource
+    from mpitp.checkpoint.load import ModelSource
+    from mpitp.models.encoder_decoders import recompute_both
     from mpitp.models.registry import abstract_model, recompute_blocks
-    from mpitp.train.setup import run_source, site_on
+    from mpitp.train.setup import site_on
 
-    source = run_source(config, decoder)
-    model = abstract_model(decoder, site_on(config, decoder, mesh, AbstractDevice()), source.cutting)
-    return recompute_blocks(model, source.recompute)
+    site = site_on(config, source.config, mesh, AbstractDevice())
+    if isinstance(source, EncoderDecoderSource):
+        return recompute_both(source.abstract(site), source.recompute)
+    if isinstance(source, ModelSource):
+        return recompute_blocks(abstract_model(source.config, site, source.cutting), source.recompute)
+    return recompute_blocks(source.abstract(site), source.recompute)
 
 
-def _step_plan(config: RunConfig, actions: Sequence) -> StepPlan:
+def _step_plan(config: RunConfig, model: AnyConfig, actions: Sequence) -> StepPlan:
     from mpitp.layers.rows import Rows
+    from mpitp.models.vision_config import VisionConfig
     from mpitp.plan.memory import StepPlan
 
-    rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
+    length = 1 + model.grid[0] * model.grid[1] if isinstance(model, VisionConfig) else config.data.seq_len
+    rows = Rows.of((length,) * config.train.micro_batch_size)
     return StepPlan(rows, config.optim.zero, int(config.optim.bucket_mib * (1 << 20)), actions)
 
 

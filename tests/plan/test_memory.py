@@ -20,7 +20,7 @@ from mpitp.layers.layer import Layer
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import registry
-from mpitp.models.model import CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.pipeline import runner as pipeline
 from mpitp.plan.kept import Sizes, kept_of
 from mpitp.plan.memory_command import run_memory, table
@@ -133,9 +133,9 @@ class Watch:
 
 def measured(config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     watches: dict[int, Watch] = {}
-    backward, forward = CausalLM.loss_backward, pipeline._Walk._forward
+    backward, forward = LayeredModel.loss_backward, pipeline._Walk._forward
 
-    def plain(self: CausalLM, ctx: Any, *rest: Any) -> None:
+    def plain(self: LayeredModel, ctx: Any, *rest: Any) -> None:
         watches[id(self)].saw([ctx])
         backward(self, ctx, *rest)
 
@@ -145,7 +145,7 @@ def measured(config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch) -> 
         put_off = [cell for cell in cells if isinstance(cell, np.ndarray)]
         watches[id(self.model)].saw([[each.ctxs, each.loss] for each in self.held.values()] + put_off)
 
-    monkeypatch.setattr(CausalLM, "loss_backward", plain)
+    monkeypatch.setattr(LayeredModel, "loss_backward", plain)
     monkeypatch.setattr(pipeline._Walk, "_forward", staged)
 
     def rank(group: Group) -> dict[str, int]:
@@ -221,8 +221,8 @@ def test_what_cannot_be_told(data: Path, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="no formula for what a Unheard keeps"):
         kept_of(Unheard(), Sizes(1, 1, 1, 1, 4, 4, False))  # type: ignore[abstract]
-    with pytest.raises(ConfigError, match="models that continue text"):
-        run_memory(config_of(data, tmp_path / "run", "gpt2", {"task.kind": "masked"}), 1)
+    with pytest.raises(ConfigError, match="'masked' over mesh.tp and mesh.dp; leave out the other axes"):
+        run_memory(config_of(data, tmp_path / "run", "gpt2", {"task.kind": "masked", "mesh.pp": 2}), 2)
     with pytest.raises(ConfigError, match="mesh.dp = 2"):
         run_memory(config_of(data, tmp_path / "run", "gpt2", {"mesh.dp": 2}), 3)
     with pytest.raises(ConfigError, match="need at least 2 for each replica"):  # as `mpitp train` would
