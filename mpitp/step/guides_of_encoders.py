@@ -17,6 +17,11 @@ _TABLE_BACK = Guide(
     "dy goes on to x and to the table's rows that were added; it is whole on every rank, so the copies stay alike.",
     "Were dy partial here, the copies of the table would drift apart.",
 )
+TO_ROWS = Guide(
+    "tokens cut",
+    "Each rank has some columns of all rows and needs all columns of its own rows: an all-to-all exchanges them.",
+    "Gathered instead, every rank would hold all rows between the products, as without sequence parallelism.",
+)
 
 OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is and the pass
     ("token types", _F): Guide(
@@ -35,6 +40,8 @@ OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is
         "dy is whole on every rank, and each takes the columns that it gave: the conjugate of a gather sends nothing.",
         "With a sum here each gradient would be counted once a rank.",
     ),
+    ("columns to rows", _F): TO_ROWS,
+    ("columns to rows", _B): TO_ROWS,
     (_PATCHES, _F): Guide(
         "linear",
         "A convolution without overlap is one product; its kernels, the columns of y, are dealt to the ranks.",

@@ -151,7 +151,9 @@ def _refuse_axes(wish: Wish) -> None:
     """Raise UsageError for what is shown of models that continue text alone."""
     for option, is_set in (("--pp", wish.layout.pp > 1), ("--cp", wish.layout.cp > 1)):
         if is_set:
-            raise UsageError(f"{option} is shown with models that continue text; with others step shows tp and --dp")
+            raise UsageError(
+                f"{option} is shown with models that continue text; others take tp, dp, --sequence-parallel"
+            )
 
 
 def _with_one_block(model: LayeredModel, number: int) -> LayeredModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpitp.step import guides_of_experts
 from mpitp.step.film import UPDATE, WEIGHT_GRADS, WEIGHTS, Op
 from mpitp.step.guide import Guide
-from mpitp.step.guides_of_encoders import OWN, SUMS
+from mpitp.step.guides_of_encoders import OWN, SUMS, TO_ROWS
 from mpitp.step.moves import GRADIENTS
 
 _F, _B = "forward", "backward"
@@ -182,6 +182,7 @@ _AMONG: dict[str, Guide] = {  # what goes between stages, replicas and pieces of
         "Queries stay with their tokens, keys and values go round: each rank meets all keys, a piece at a time.",
         "Without the round each query would see the keys of its own piece only.",
     ),
+    "columns to rows": TO_ROWS,
     "all_to_all": Guide(
         "context",
         "Rows of all heads become all rows of own heads: attention of a head then has the whole sequence on one rank.",
@@ -223,11 +224,14 @@ _OTHER = {
 _NORMS, _ACTIVATIONS = ("RMSNorm", "LayerNorm"), ("SwiGLU", "GELU", "activation")
 
 
+_EXCHANGES = {"ep": "to experts", "tp": "columns to rows"}  # what an all-to-all along an axis is
+
+
 def guide(op: Op) -> Guide:
     """What the tour says of an operation; of a layer of one's own, what holds for all."""
     kind = op.collective.partition(" ")[0]
     if op.peers or kind == "all_to_all":
-        return _AMONG["kv" if op.axis == "cp" and op.peers else "to experts" if op.axis == "ep" else kind]
+        return _AMONG["kv" if op.axis == "cp" and op.peers else _EXCHANGES.get(op.axis, kind)]
     if op.title == WEIGHT_GRADS:
         return _LATER
     if op.subject == WEIGHTS:

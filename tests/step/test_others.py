@@ -50,13 +50,13 @@ def test_numbers_are_those_of_one_rank(preset: str, ranks: int) -> None:
 @pytest.mark.parametrize("preset", OTHER_PRESETS)
 def test_what_is_told_of_an_operation_holds(preset: str) -> None:
     """Residual sums (behind which norms stand in some), and sentences and code for every operation."""
-    film = film_of(preset)
+    film, cut = film_of(preset), make_film(Wish(preset=preset, ranks=2, layout=Layout(sequence_parallel=True)))
     sums = [op for op in film.ops if op.subject == "residual connection"]
     assert len(sums) == {"bert": 4, "vit": 4, "t5": 10, "bart": 10}[preset]
     for op in sums:
         past, branch, made = (values(array, 1) for array in op.arrays)
         np.testing.assert_allclose(made, past + branch, **CLOSE)
-    for op in film.ops:
+    for op in (*film.ops, *cut.ops):
         assert "A layer of its own" not in guide(op).why, (op.subject, op.phase)
         assert code_of(op.code).startswith(("def ", "@")), op.code
 
