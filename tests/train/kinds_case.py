@@ -76,7 +76,7 @@ def on_one_rank(model: str, same: tuple[tuple[str, Any], ...]) -> Arrays:
 
 
 def settings_of(model: str, changes: Changes, mesh: Changes, run_dir: Path | None = None) -> RunConfig:
-    """Three steps of eight microbatches of one sample, held-out data looked at in the last."""
+    """Three steps of four microbatches of one sample, held-out data looked at in the last."""
     raw: dict[str, Any] = {
         "model": dict(MODELS[model]),
         "task": {"kind": KINDS[model]},
@@ -86,7 +86,7 @@ def settings_of(model: str, changes: Changes, mesh: Changes, run_dir: Path | Non
         "mesh": dict(mesh),
         "checkpoint": {},
     }
-    for key, value in {**COMMON, "train_global_batch_size": 8, "train_eval_every": STEPS, **changes}.items():
+    for key, value in {**COMMON, "train_global_batch_size": 4, "train_eval_every": STEPS, **changes}.items():
         section, _, key = key.partition("_")
         raw[section][key] = value
     return run_config_from(raw)
