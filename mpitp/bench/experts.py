@@ -29,6 +29,7 @@ from mpitp.comm.group import Group, Pending
 from mpitp.comm.mesh import make_mesh
 from mpitp.errors import UsageError
 from mpitp.layers.exchange import ExchangeOverEp
+from mpitp.layers.expert_matrices import DenseMatrices
 from mpitp.layers.experts import Experts
 from mpitp.layers.layer import walk
 from mpitp.layers.site import make_site
@@ -151,8 +152,9 @@ def expert_products(model: CausalLM, rows: list[np.ndarray]) -> list[Product]:
     most = max((int(counts.sum()) for counts in rows), default=0)
     for layer, counts in zip(experts_of(model), rows, strict=True):
         ends = np.cumsum(counts).tolist()
-        for weights in (layer.gate_up.data, layer.down.data):
-            _, n, k = weights.shape
+        for matrices in (layer.gate_up, layer.down):
+            assert isinstance(matrices, DenseMatrices), "a model that can be trained"
+            weights, (_, n, k) = matrices.weight.data, matrices.shape
             x, dy = array("x", k, most), array("dy", n, most)
             y, dx = array("y", n, most), array("dx", k, most)
             for w, dw, end, count in zip(weights, np.empty_like(weights), ends, counts.tolist(), strict=True):
@@ -216,7 +218,7 @@ def _hiding(samples: Samples, model: CausalLM, step: Any, tokens: int) -> dict[s
 
 
 def _width(layer: Experts) -> tuple[int, int]:
-    return layer.down.data.shape[1], layer.sizes.top_k
+    return layer.down.shape[1], layer.sizes.top_k
 
 
 def report(facts: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from mpitp.checkpoint.safetensors_header import plan_file
 from mpitp.comm.serial import SerialGroup
 from mpitp.errors import ConfigError
 from mpitp.files import os_failure, publishing, write_json
-from mpitp.layers.groupwise import SCALE
+from mpitp.layers.expert_matrices import SCALES
 from mpitp.layers.site import make_site
 from mpitp.models import CausalLM, abstract_model, config_from_hf
-from mpitp.models.groupwise import KEY, grouping_entry
+from mpitp.models.groupwise import KEY, grouping_entry, scales_of
+from mpitp.models.names import HfPiece
 from mpitp.ops.groupwise import Grouping, quantise
 
 DOCUMENTS = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights: the tokenizer's files and the like
@@ -82,8 +83,9 @@ def _stored_dtypes(rounded: CausalLM) -> dict[str, str]:
     """How each tensor is stored: codes, scales in 16 bits, vectors as they are."""
     table, stored = rounded.hf_pieces(), {}
     for name, param in rounded.named_params():
-        kind = "F16" if name.endswith(SCALE) else _CODES.get(param.data.dtype, "F32")
-        stored.update({table[name, part.name].tensor: kind for part in param.placement.parts})
+        kind = "F16" if name.endswith(SCALES) else _CODES.get(param.data.dtype, "F32")
+        pieces = [table[name, part.name] for part in param.placement.parts]
+        stored.update({tensor: kind for piece in pieces for tensor in piece.tensors()})
     return stored
 
 
@@ -93,18 +95,32 @@ def _rounded_tensors(
     """What is written: a tensor's name, values, and where they begin in it."""
     table, dtypes = rounded.hf_pieces(), {name: param.data.dtype for name, param in rounded.named_params()}
     for name, param in model.named_params():
-        scale = name.removesuffix("weight") + SCALE
+        scale = scales_of(name)
         for part, place in param.placement.places():
-            values, piece = param.data[place], table[name, part.name]
-            starts = [piece.start] + [0] * (values.ndim - 1)
-            if scale in dtypes:
-                of_this = grouping if dtypes[name] == grouping.dtype else grouping.of_tables
-                codes, scales = quantise(values, of_this)
-                yield piece.tensor, codes, starts
-                yield table[scale, part.name].tensor, scales, starts
-            else:
-                yield piece.tensor, values, starts
-            progress(values.size)
+            for values, piece, of_scales in _matrices(param.data[place], table, (name, scale), part.name):
+                starts = [piece.start] + [0] * (values.ndim - 1)
+                if scale in dtypes:
+                    of_this = grouping if dtypes[name] == grouping.dtype else grouping.of_tables
+                    codes, scales = quantise(values, of_this)
+                    yield piece.tensor, codes, starts
+                    yield of_scales.tensor, scales, starts
+                else:
+                    yield piece.tensor, values, starts
+                progress(values.size)
+
+
+def _matrices(
+    values: np.ndarray, table: Mapping[tuple[str, str], HfPiece], names: tuple[str, str], part: str
+) -> Iterator[tuple[np.ndarray, HfPiece, HfPiece]]:
+    """A part as the file has it, each expert's by itself, with where it and its scales lie (the same, where it has
+    none).
+    """
+    piece = table[names[0], part]
+    scales = table.get((names[1], part), piece)
+    if not piece.stacked:
+        yield values, piece, scales
+    for number in range(piece.stacked):
+        yield values[number], piece.of_expert(number), scales.of_expert(number)
 
 
 def bits_a_weight(grouping: Grouping) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
 from mpitp.layers.exchange import Exchange, ExchangeOverEp, StayHere
+from mpitp.layers.expert_matrices import DenseMatrices, ExpertMatrices, groupwise_matrices
 from mpitp.layers.experts import ExpertPairs, Experts, ExpertSizes
 from mpitp.layers.mixture import MixtureOfExperts, SharedExpert
-from mpitp.layers.param import Param
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.product import DenseProduct
 from mpitp.layers.router import Router, Routing, TokenSum
@@ -49,13 +49,16 @@ def _token_sum(site: Site) -> TokenSum:
     return TokenSum(ranks_along(site.mesh, axes), axes, wide[0] if wide else "tp")
 
 
-def _experts(build: Builder, names: Sequence[str], sizes: MixtureSizes, *, down: bool) -> Param:
+def _experts(build: Builder, names: Sequence[str], sizes: MixtureSizes, *, down: bool) -> ExpertMatrices:
     """All own experts' matrices in one array, [e/ep, f/tp, h] a name, or [e/ep, h, f/tp] when `down`."""
     site, hidden = build.site, Cut.whole(sizes.hidden)
     experts = Cut.of(site.share(sizes.experts.num_experts, "ep"), "ep")
-    columns = Cut.of(site.share(sizes.width))
+    columns = Cut.of(build.columns(sizes.width))
     parts = [Part(name, (experts, hidden, columns) if down else (experts, columns, hidden)) for name in names]
-    return site.param(site.placement(parts, fused=2 if down else 1), std=build.init_std, decay=True)
+    placement = site.placement(parts, fused=2 if down else 1)
+    if build.grouping is not None:
+        return groupwise_matrices(site, placement, build.grouping)
+    return DenseMatrices(site.param(placement, std=build.init_std, decay=True))
 
 
 def _exchange(site: Site, num_experts: int) -> Exchange:

@@ -21,7 +21,7 @@ tokens, and what goes past it adds nothing (only the residual connection goes on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +32,11 @@ from mpitp.errors import PlacementError
 from mpitp.layers.algebra import Algebra, Move, Segment, Sum
 from mpitp.layers.array_type import PARTIAL, REPLICATE, ArrayType
 from mpitp.layers.exchange import Exchange, Leg, Trip
+from mpitp.layers.expert_matrices import ExpertMatrices
 from mpitp.layers.layer import FORWARD, Layer, Send
 from mpitp.layers.mappings import EntryPair, ExitPair
 from mpitp.layers.mlp import ActivationContext
 from mpitp.layers.param import Param
-from mpitp.ops.grouped import grouped_forward, grouped_input_grad, grouped_weight_grad
 from mpitp.ops.routing import (
     Order,
     capacity_of,
@@ -138,7 +138,14 @@ class Experts(Layer):
         names={"gate_up": "W_gu", "down": "W_d"},
     )
 
-    def __init__(self, gate_up: Param, down: Param, activation: Layer, pairs: ExpertPairs, sizes: ExpertSizes) -> None:
+    def __init__(
+        self,
+        gate_up: ExpertMatrices,
+        down: ExpertMatrices,
+        activation: Layer,
+        pairs: ExpertPairs,
+        sizes: ExpertSizes,
+    ) -> None:
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.pairs, self.sizes = pairs, sizes
 
@@ -180,11 +187,12 @@ class Experts(Layer):
             returning.append(pairs.exchange.start_back(drows, leg))
             douts.append(dout)
             dinners.append(dinner)
-        _accumulate(self.down, douts, [leg.act for leg in ctx.legs], trip)
+        counts = [leg.counts for leg in trip.legs]
+        self.down.accumulate_grads(douts, [leg.act for leg in ctx.legs], counts)
         dx_partial = dispatch_backward(pairs.exchange.home(returning, trip), ctx.order)
         dx = pairs.entry.start_backward([dx_partial], like=dx_partial)
         pending = pairs.scores.start_backward([dscores_partial], like=dscores_partial)
-        _accumulate(self.gate_up, dinners, [leg.rows for leg in ctx.legs], trip)
+        self.gate_up.accumulate_grads(dinners, [leg.rows for leg in ctx.legs], counts)
         summed = pending.wait()
         if dscores is not None:
             dscores[...] = summed
@@ -192,14 +200,14 @@ class Experts(Layer):
 
     def _leg_forward(self, rows: Array, leg: Leg) -> tuple[Array, LegContext]:
         """What the leg's experts make of its rows [n, h]: summands along tp."""
-        act, inner = self.activation.forward(grouped_forward(rows, self.gate_up.data[leg.experts], leg.counts))
-        return grouped_forward(act, self.down.data[leg.experts], leg.counts), LegContext(rows, inner, act)
+        act, inner = self.activation.forward(self.gate_up.forward(rows, leg.experts, leg.counts))
+        return self.down.forward(act, leg.experts, leg.counts), LegContext(rows, inner, act)
 
     def _leg_backward(self, dout: Array, leg: Leg, ctx: LegContext) -> tuple[Array, Array]:
         """drows [n, h], summands along tp, and dinner [n, 2f/tp] of dout [n, h]."""
-        dact = grouped_input_grad(dout, self.down.data[leg.experts], leg.counts)
+        dact = self.down.input_grad(dout, leg.experts, leg.counts)
         dinner = self.activation.backward(dact, ctx.inner)
-        return grouped_input_grad(dinner, self.gate_up.data[leg.experts], leg.counts), dinner
+        return self.gate_up.input_grad(dinner, leg.experts, leg.counts), dinner
 
     @property
     def entry(self) -> EntryPair:
@@ -212,7 +220,7 @@ class Experts(Layer):
         return self.pairs.exit
 
     def children(self) -> Mapping[str, Param]:
-        return {"gate_up": self.gate_up, "down": self.down}
+        return {**self.gate_up.params("gate_up"), **self.down.params("down")}
 
     def inside(self, ctx: ExpertsContext) -> Mapping[str, tuple[Array, str]]:
         """Where rows have gone: token, its expert, and the rank of ep that has it."""
@@ -252,9 +260,3 @@ class Experts(Layer):
         shards = self.sizes.shards
         sends = [replace(s, width=s.width * shards) if s.op == "reduce_scatter" else s for s in outside]
         return (*sends, *(replace(s, width=s.width * shards) for s in inside))
-
-
-def _accumulate(param: Param, dys: Sequence[Array], xs: Sequence[Array], trip: Trip) -> None:
-    """Add dw = dy^T x of every expert; dys, xs: of each leg."""
-    counts = [leg.counts for leg in trip.legs]
-    param.accumulate_made(lambda: grouped_weight_grad(dys, xs, counts, param.grad_dtype))

@@ -114,8 +114,8 @@ class GroupwiseEmbedding(Layer):
 
 def groupwise_product(site: Site, placement: Placement, grouping: Grouping) -> GroupwiseProduct:
     """The product of a W that is cut like `placement`, all zero. Raises ConfigError where a cut parts a group."""
-    codes = _regrouped(placement, grouping, grouping.group_bytes)
-    scales = _regrouped(placement, grouping, 1)
+    codes = regrouped(placement, grouping, grouping.group_bytes)
+    scales = regrouped(placement, grouping, 1)
     zeros = site.device.zeros
     return GroupwiseProduct(
         Param(zeros(codes.shape, grouping.dtype), codes, decay=False),
@@ -125,9 +125,11 @@ def groupwise_product(site: Site, placement: Placement, grouping: Grouping) -> G
     )
 
 
-def _regrouped(placement: Placement, grouping: Grouping, unit: int) -> Placement:
-    """The placement of a matrix that has `unit` columns for each group of W's."""
-    parts = [Part(part.name, (part.dims[0], _scaled(part.dims[1], grouping.size, unit))) for part in placement.parts]
+def regrouped(placement: Placement, grouping: Grouping, unit: int) -> Placement:
+    """The placement of matrices that have `unit` columns for each group of W's, which lie along its last dim."""
+    parts = [
+        Part(part.name, (*part.dims[:-1], _scaled(part.dims[-1], grouping.size, unit))) for part in placement.parts
+    ]
     return replace(placement, parts=tuple(parts))
 
 

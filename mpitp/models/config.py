@@ -124,17 +124,19 @@ class DecoderConfig:
 
     def _check_groups(self) -> None:
         """Groups of weights lie along a matrix's inputs, and no cut between ranks may part one."""
-        if self.grouping and self.traits.mixture:
-            raise ConfigError(
-                f"config.json: the weights of experts (model_type {self.model_type!r}) can't be rounded to "
-                f"{self.grouping.bits} bits; keep the model in floats"
-            )
         size = self.grouping.size if self.grouping else 1
         for fact in ("hidden_size", "head_dim", "ffn_hidden"):
             if getattr(self, fact) % size:
                 raise ConfigError(
                     f"config.json: weights in groups of {size} need sizes that are multiples of {size}, "
                     f"{self.key(fact)} is {getattr(self, fact)}"
+                )
+        mixture = self.traits.mixture
+        for what, columns in (("an expert", mixture.width), ("the shared expert", mixture.shared)) if mixture else ():
+            if columns % size:
+                raise ConfigError(
+                    f"config.json: weights in groups of {size} need sizes that are multiples of {size}, {what} has "
+                    f"{columns} columns"
                 )
 
     def _check_products(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpitp.errors import ConfigError
-from mpitp.layers.groupwise import SCALE
+from mpitp.layers.expert_matrices import SCALES
 from mpitp.models.names import HfPiece
 from mpitp.ops.groupwise import Grouping
 
@@ -49,11 +49,16 @@ def without_grouping(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Grouping |
 def with_scales(pieces: Mapping[tuple[str, str], HfPiece]) -> dict[tuple[str, str], HfPiece]:
     """The names of all tensors, with those of the scales that stand beside matrices."""
     scales = {
-        (name.removesuffix("weight") + SCALE, part): replace(piece, tensor=_scale_of(piece.tensor))
+        (scales_of(name), part): replace(piece, tensor=_scale_of(piece.tensor))
         for (name, part), piece in pieces.items()
-        if name.endswith("weight")
+        if name.endswith("weight") or piece.stacked
     }
     return {**pieces, **scales}
+
+
+def scales_of(name: str) -> str:
+    """What the parameter of the scales is called beside that of the codes: "weight_scale", "gate_up_scale"."""
+    return name + SCALES
 
 
 def _scale_of(tensor: str) -> str:

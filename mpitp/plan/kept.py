@@ -192,7 +192,7 @@ def _choice(layer: Router, s: Sizes) -> int:
 
 def _inner(layer: Experts) -> int:
     """Columns of an expert on this rank."""
-    return layer.down.data.shape[2]
+    return layer.down.shape[2]
 
 
 def _experts(layer: Experts, s: Sizes) -> int:

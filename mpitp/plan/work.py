@@ -270,8 +270,9 @@ def _router(layer: Router, s: Sizes) -> Both:
 
 def _experts(layer: Experts, s: Sizes) -> Both:
     """Rows that the routing deals evenly: each own expert has as many."""
-    rows, own = s.rows * layer.sizes.top_k, len(layer.down.data)
-    each, (columns, h), f = max(1, round(rows / max(own, 1))), layer.gate_up.data.shape[1:], layer.down.data.shape[2]
+    (own, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
+    rows = s.rows * layer.sizes.top_k
+    each = max(1, round(rows / max(own, 1)))
     times, row = rows / each, rows * s.item
     return Both(
         Work(((each, columns, h, times), (each, h, f, times)), ((columns + f) * row, 5 * h * row), rows * f),
