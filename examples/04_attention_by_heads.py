@@ -41,7 +41,7 @@ def main(group: Group) -> None:
     say(group, f"\nThe real layer on {group.size} ranks, weight rows [q | k | v] on each:")
     weight, whole_weight = layer.qkv.product.weight, whole.qkv.product.weight
     held = [(part.name, part.held[0], part.shape[0]) for part in weight.placement.parts]
-    say_each(group, "  ".join(f"{name} rows {rows.start}:{rows.stop} of {size}" for name, rows, size in held))
+    say_each(group, "  ".join(f"{name} rows {f'{rows.start}:{rows.stop}':<5} of {size}" for name, rows, size in held))
 
     x, dy = np.random.default_rng(4).standard_normal((2, ROWS.num_tokens, HIDDEN))
     watched.calls.clear()

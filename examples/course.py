@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm import Group, run_threads, world_group
+from mpitp.comm.abort import READER_LEFT
 from mpitp.comm.environment import launch_claim
 from mpitp.comm.observed import Call, GroupObserver, ObservedGroup
 
@@ -23,7 +25,11 @@ def on_ranks(program: Callable[[Group], Any], ranks: int = 3) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends also a rank that waits inside of MPI
         program(world_group())
     else:
-        run_threads(ranks, program)
+        try:
+            run_threads(ranks, program)
+        except BrokenPipeError:  # who read has left, as in `... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(READER_LEFT)
 
 
 def say(group: Group, text: str = "") -> None:

@@ -188,3 +188,13 @@ def test_right_answer_to_example_12_is_told(number: int) -> None:
 def test_wrong_use_of_example_12_is_told(words: list[str]) -> None:
     done = run([sys.executable, str(EXAMPLES / "12_what_breaks.py"), *words])
     assert done.returncode == 1 and done.stderr.startswith("usage: ")
+
+
+def test_a_reader_who_leaves_gets_no_traceback() -> None:
+    script = EXAMPLES / "01_four_ways_to_cut_a_product.py"
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert "Traceback" not in said, said
