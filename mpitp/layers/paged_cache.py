@@ -5,7 +5,7 @@
 
 Places are handed out in blocks by `infer/blocks.py`; neighbouring blocks are one extent. A text in one extent is read
 where it lies. One in several is gathered first, so attention sees the same numbers in the same order: where a text lies
-can't change a bit.
+can't change a bit. Where kernels are compiled, the newest tokens of all texts attend in one call, without a copy.
 
 `one_by_one` (the invariant mode): the rows of a prompt attend one at a time, as the newest token does, so a row's bits
 depend on its position and on what is before it, not on the pieces in which a prompt was taken.
@@ -14,14 +14,17 @@ depend on its position and on what is before it, not on the pieces in which a pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.layers.cached_attention import Caches
 from mpitp.layers.passes import Pass
 from mpitp.layers.rows import Run
 from mpitp.ops.attention import attention_forward
-from mpitp.ops.newest_attention import attend_newest
+from mpitp.ops.newest_attention import attend_newest, attend_newest_of_all, takes_all
 
 if TYPE_CHECKING:
     from mpitp.layers.attention import AttentionHeads
@@ -41,12 +44,19 @@ class PagedCaches(Caches):
         self.num_places, self.one_by_one = num_places, one_by_one
         self.tables: Sequence[Table] = ()
         self._pools: dict[AttentionHeads, Stores] = {}
+        self._newest: tuple[Pass, _Newest] | None = None  # of the pass that is under way
 
     def attend(self, layer: AttentionHeads, run: Pass, qkv: tuple[Array, Array, Array], out: Array) -> list[Array]:
         """o [t, a/tp, d] of q, k and v [t, ..., d] goes to `out`; nothing is kept for a backward."""
         q, k, v = qkv
         pool = self._pool(layer, q)
+        together = takes_all(q, layer.query_groups)
+        if together and self._newest_of(run).texts.size:
+            newest = self._newest_of(run)
+            attend_newest_of_all(qkv, pool, newest.texts, newest.places, layer.query_groups, out)
         for each, rows in run.rows.places():
+            if together and each.length == 1:
+                continue
             stores, is_copy = _whole(pool, self.tables[each.slot], each.first + each.length)
             if each.length == 1 or self.one_by_one:
                 for row in range(rows.start, rows.stop):
@@ -70,11 +80,37 @@ class PagedCaches(Caches):
         """Bytes set aside by all layers; the system gives memory only for places that have been used."""
         return sum(store.nbytes for stores in self._pools.values() for store in stores)
 
+    def _newest_of(self, run: Pass) -> _Newest:
+        """Made once a pass and not once a layer."""
+        if self._newest is None or self._newest[0] is not run:
+            self._newest = run, _Newest.of(run, self.tables)
+        return self._newest[1]
+
     def _pool(self, layer: AttentionHeads, like: Array) -> Stores:
         if layer not in self._pools:
             shape, xp = (len(layer.heads.kv), self.num_places, layer.head_dim), array_module(like)
             self._pools[layer] = xp.zeros(shape, like.dtype), xp.zeros(shape, like.dtype)
         return self._pools[layer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The texts of a pass that have one new token: texts [b, 3] (row, tokens before, where its places begin among
+    `places`), places [...] of their positions 0, 1, ..., text after text.
+    """
+
+    texts: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, run: Pass, tables: Sequence[Table]) -> _Newest:
+        texts, pieces, start = [], [np.zeros(0, np.int64)], 0
+        for each, rows in run.rows.places():
+            if each.length == 1:
+                texts.append((rows.start, each.first, start))
+                pieces += [np.arange(a, b, dtype=np.int64) for a, b in tables[each.slot]]
+                start += sum(b - a for a, b in tables[each.slot])
+        return cls(np.array(texts, np.int64).reshape(-1, 3), np.concatenate(pieces))
 
 
 def _whole(pool: Stores, table: Table, length: int) -> tuple[Stores, bool]:

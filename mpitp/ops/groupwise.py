@@ -25,6 +25,7 @@ from mpitp.ops.linear import linear_forward
 GROUP_SIZE = 32
 BITS = (8, 4)
 WIDENED_BYTES = 256 * 1024  # of rows that are widened at a time: the second-level cache
+COMPILED_BYTES = 4 * 2**20  # the same where that is compiled: then BLAS's larger products count for more
 COMPILED_ROWS = 32  # of x up to here the compiled kernels are faster than widened weights and BLAS
 MOST_SCALE = 65504.0  # float16
 
@@ -101,14 +102,15 @@ def groupwise_forward(x: Array, codes: Array, scales: Array, grouping: Grouping,
     """y [t, n] of x [t, k]: x @ w.T, float32; written to `out` when given."""
     xp, (t, k), n = array_module(x), x.shape, scales.shape[0]
     y = xp.empty((t, n), x.dtype) if out is None else out
-    is_few = 0 < t <= COMPILED_ROWS and k > 0 and x.dtype == np.float32
-    if is_few and grouping.size == GROUP_SIZE and is_accelerated(xp, x.dtype):
+    is_compiled = k > 0 and _is_compiled(x, scales, grouping)
+    if is_compiled and 0 < t <= COMPILED_ROWS:
         from mpitp.ops.compiled.groupwise import few_rows
 
         few_rows(x, codes, scales, grouping.bits, y)
         return y
-    for rows in _bands(n, k):
-        linear_forward(x, widened(codes[rows], scales[rows], grouping).astype(x.dtype, copy=False), out=y[:, rows])
+    for rows in _bands(n, k, COMPILED_BYTES if is_compiled else WIDENED_BYTES):
+        w = (_widened_compiled if is_compiled else widened)(codes[rows], scales[rows], grouping)
+        linear_forward(x, w.astype(x.dtype, copy=False), out=y[:, rows])
     return y
 
 
@@ -122,7 +124,22 @@ def groupwise_input_grad(dy: Array, codes: Array, scales: Array, grouping: Group
     return dx
 
 
-def _bands(n: int, k: int) -> list[slice]:
+def _is_compiled(x: Array, scales: Array, grouping: Grouping) -> bool:
+    """Whether the compiled kernels take these arrays."""
+    is_kind = x.dtype == np.float32 and scales.dtype == np.float32 and grouping.size == GROUP_SIZE
+    return is_kind and is_accelerated(array_module(x), x.dtype)
+
+
+def _widened_compiled(codes: Array, scales: Array, grouping: Grouping) -> Array:
+    """As `widened`, to the bit."""
+    from mpitp.ops.compiled.groupwise import widen
+
+    w = np.empty((scales.shape[0], scales.shape[1] * grouping.size), np.float32)
+    widen(codes, scales, grouping.bits, w)
+    return w
+
+
+def _bands(n: int, k: int, nbytes: int = WIDENED_BYTES) -> list[slice]:
     """Rows of w that are widened together."""
-    step = max(16, WIDENED_BYTES // (4 * max(k, 1)))
+    step = max(16, nbytes // (4 * max(k, 1)))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]

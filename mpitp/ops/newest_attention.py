@@ -87,3 +87,26 @@ def attend_newest(
     o /= p.sum(axis=2, keepdims=True)
     if o.dtype != out.dtype:
         out[...] = o[:, 0]
+
+
+def attend_newest_of_all(
+    qkv: tuple[Array, Array, Array],
+    pool: tuple[Array, Array],
+    texts: np.ndarray,
+    places: np.ndarray,
+    groups: QueryGroups,
+    out: Array,
+) -> None:
+    """The same for the newest tokens of several texts in one compiled call, wherever in a pool their places lie.
+
+    q, k and v [t, ..., d], pool: keys and values [g, places, d]. texts [b, 3]: a text's row, the number of tokens
+    before it, and where its places begin among `places`, those of position 0, 1, ... Only where `takes_all` says so.
+    """
+    from mpitp.ops.compiled.newest import attend_all
+
+    attend_all(qkv, pool, texts, places, groups.window, groups.kv_index, groups.scale, out)
+
+
+def takes_all(q: Array, groups: QueryGroups) -> bool:
+    """Whether `attend_newest_of_all` can be called."""
+    return is_accelerated(array_module(q), q.dtype) and groups.change is None

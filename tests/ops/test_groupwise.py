@@ -67,6 +67,21 @@ def test_products_are_those_of_the_widened_matrix(bits: int, rows: int, xp: Any)
 
 
 @pytest.mark.usefixtures("accelerated")
+@pytest.mark.parametrize("bits", BITS)
+def test_compiled_products_of_many_rows(bits: int) -> None:
+    """They go through the widened matrix, which is that of the plain expression to the bit."""
+    from mpitp.ops.compiled.groupwise import widen
+
+    grouping = Grouping(bits)
+    codes, scales = quantise(matrix(50, 96), grouping)
+    scales = scales.astype(np.float32)
+    x, w, made = matrix(40, 96, 1), widened(codes, scales, grouping), np.empty((50, 96), np.float32)
+    widen(codes, scales, bits, made)
+    np.testing.assert_array_equal(made, w)
+    np.testing.assert_allclose(groupwise_forward(x, codes, scales, grouping), x @ w.T, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize("rows", [1, 3, 5, 7, 16])
 @pytest.mark.parametrize("bits", BITS)
 def test_compiled_products(bits: int, rows: int) -> None:

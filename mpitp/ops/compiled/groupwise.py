@@ -54,6 +54,23 @@ def few_rows(x: Array, codes: Array, scales: Array, bits: int, out: Array) -> No
         out[...] = y
 
 
+def widen(codes: Array, scales: Array, bits: int, out: Array) -> None:
+    """Write w [n, k], contiguous, of codes [n, k * bits / 8] and scales [n, k/32] (float32)."""
+    (_widen_all_8_bits if bits == 8 else _widen_all_4_bits)(codes, scales, out, AHEAD_BYTES)
+
+
+@compiled()
+def _widen_all_8_bits(codes: Array, scales: Array, out: Array, ahead: int) -> None:
+    for i in range(scales.shape[0]):
+        _widen_8_bits(codes, scales, i, out, i, ahead)
+
+
+@compiled()
+def _widen_all_4_bits(codes: Array, scales: Array, out: Array, ahead: int) -> None:
+    for i in range(scales.shape[0]):
+        _widen_4_bits(codes, scales, i, out, i, ahead)
+
+
 @compiled()
 def _eight_bits(x: Array, codes: Array, scales: Array, y: Array, ahead: int) -> None:
     n, k = scales.shape[0], x.shape[1]

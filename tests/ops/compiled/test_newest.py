@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ pytest.importorskip("numba")
 
 from mpitp.backend.accelerator import use_accelerator
 from mpitp.layers.kv_cache import LayerCache
-from mpitp.ops.newest_attention import QueryGroups, attend_newest
+from mpitp.ops.newest_attention import QueryGroups, attend_newest, attend_newest_of_all
 
 INDEX = [0, 0, 0, 1, 1, 2]
 
@@ -57,3 +59,28 @@ def test_large_scores_and_not_finite_values(rng):
     o = attention(q, keys, values, INDEX, compiled=True)
     np.testing.assert_allclose(o[:3], attention(q, keys, values, INDEX, compiled=False)[:3], rtol=1e-4)
     assert np.isnan(o[3:5, 2]).all() and np.isfinite(o[3:5, 3:]).all() and np.isnan(o[5]).all()
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_several_texts_in_one_pool_attend_as_each_alone(rng, window):
+    """To the bit, wherever their places lie; the new keys and values are stored there."""
+    groups = replace(QueryGroups.of(INDEX, 0.25), window=window)
+    pool, d = rng.standard_normal((2, 3, 64, 32)).astype(np.float32), 32
+    q = rng.standard_normal((4, len(INDEX), d)).astype(np.float32)
+    k, v = rng.standard_normal((2, 4, 3, d)).astype(np.float32)
+    tables, past = [np.r_[0:16, 32:48], np.r_[16:32], np.r_[48:64]], [20, 7, 0]
+    texts = list(zip((0, 1, 3), past, (0, 32, 48), strict=True))
+    out = np.zeros_like(q)
+    expected = out.copy()
+    use_accelerator(True)
+    try:
+        alone = [(pool[0][:, places].copy(), pool[1][:, places].copy()) for places in tables]
+        for (row, tokens, _), stores in zip(texts, alone, strict=True):
+            attend_newest((q[row], k[row], v[row]), stores, tokens, groups, expected[row])
+        kept = (pool[0], pool[1])
+        attend_newest_of_all((q, k, v), kept, np.array(texts), np.concatenate(tables), groups, out)
+    finally:
+        use_accelerator(None)
+    assert out.tobytes() == expected.tobytes()
+    for places, stores in zip(tables, alone, strict=True):
+        np.testing.assert_array_equal(pool[:, :, places], np.array(stores))
