@@ -26,7 +26,7 @@ from mpitp.step.tour import guide
 
 SCRIPTS = (
     "base.js", "timeline.js", "mesh.js", "lights.js", "matrix.js", "sends.js", "collective.js", "arrays.js", "about.js",
-    "walk.js", "predict.js", "sliders.js", "tiny.js", "owntext.js", "present.js", "main.js",
+    "walk.js", "predict.js", "sliders.js", "layouts.js", "tiny.js", "owntext.js", "present.js", "main.js",
 )  # fmt: skip
 MOST_RANKS = 8  # for which the sends of collectives are drawn, and to which the sliders go
 _STYLE, _SCRIPT, _DATA = "/*STYLE*/", "/*SCRIPT*/", "/*DATA*/null"
@@ -67,6 +67,7 @@ def page_of(films: Film | Sequence[Film], start: Start = Start()) -> str:
         "conjugates": CONJUGATES,
         "most_ranks": MOST_RANKS,
         "tiny": tiny_model(),
+        "layouts": json.loads(_part("layouts.json")),
     }
     page = _part("page.html")
     text = json.dumps(data, separators=(",", ":"), sort_keys=False).replace("</", "<\\/")

@@ -16,7 +16,7 @@ OPEN_ALL = """
 const faults = [];
 const press = key => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
 window.open = () => null;  /* blocked, as browsers do */
-const dialogs = {"?": "help", e: "code", k: "sliders", g: "gallery", y: "own-text", m: "notes"};
+const dialogs = {"?": "help", e: "code", k: "sliders", l: "layouts", g: "gallery", y: "own-text", m: "notes"};
 for (const theme of ["light", "dark"]) {
   setTheme(theme);
   for (const [key, id] of Object.entries(dialogs)) {

@@ -5,7 +5,7 @@ const keys = {
   PageDown: next, PageUp: () => show(now - 1), b: toggleStop, c: () => runTo(1), C: () => runTo(-1),
   q: togglePredict, f: togglePresent, Home: () => show(1), End: () => show(film.ops.length), x: () => seek(1), X: () => seek(-1),
   j: () => { const other = film.ops[now - 1].conjugate; if (other) show(other); },
-  s: () => player?.step(), S: () => player?.toggle(), e: showCode, m: toggleNotes, k: openSliders, y: openOwnText, g: openGallery,
+  s: () => player?.step(), S: () => player?.toggle(), e: showCode, m: toggleNotes, k: openSliders, l: openLayouts, y: openOwnText, g: openGallery,
   i: () => otherFilm(film.ranks, !film.invariant), t: toggleTheme, "?": () => $("help").showModal(),
 };
 for (let ranks = 1; ranks <= 9; ranks++) keys[ranks] = () => otherFilm(ranks, film.invariant);
@@ -21,6 +21,7 @@ $("theme").addEventListener("click", toggleTheme);
 $("predict").addEventListener("click", togglePredict);
 $("full").addEventListener("click", togglePresent);
 $("what-if").addEventListener("click", openSliders);
+$("plan").addEventListener("click", openLayouts);
 $("own").addEventListener("click", openOwnText);
 $("collectives").addEventListener("click", openGallery);
 $("chapter").addEventListener("input", () => {
