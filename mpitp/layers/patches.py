@@ -74,11 +74,15 @@ class PatchEmbedding(Layer):
     def backward(self, dy: Array, ctx: PatchContext) -> None:
         """dy [b (n + 1), h]: add to the gradients."""
         own = self.gather.backward(dy, None)[ctx.rows]  # [b n, h/tp]
-        grad = array_module(dy).empty(self._matrix(self.weight.data).shape, dy.dtype)
-        for columns in self.blocks:
-            grad[columns] = own[:, columns].T @ ctx.x
-        self.weight.accumulate(grad.reshape(self.weight.data.shape))
+        self.weight.accumulate_made(lambda: self._weight_grad(own, ctx.x))
         self.bias.accumulate(linear_bias_grad(own))
+
+    def _weight_grad(self, dy: Array, x: Array) -> Array:
+        """dy_r^T x, block by block."""
+        grad = array_module(dy).empty((dy.shape[1], x.shape[1]), dy.dtype)
+        for columns in self.blocks:
+            grad[columns] = dy[:, columns].T @ x
+        return grad.reshape((-1, *self.weight.placement.parts[0].shape[1:]))
 
     def _matrix(self, weight: Array) -> Array:
         return weight.reshape(weight.shape[0], int(np.prod(weight.shape[1:])))

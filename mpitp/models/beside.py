@@ -84,7 +84,7 @@ class Memory(Beside):
     def shapes(self, batch: Batch, chunk: Chunk, *, entering: bool) -> list[Shape]:
         assert batch.source is not None, "pairs have sources"
         source = self.model.hidden_shape(batch.source)
-        has_memory = _takes(chunk) if entering else _gives(chunk)
+        has_memory = takes_memory(chunk) if entering else gives_memory(chunk)
         return [self.model.hidden_shape(batch), source] if has_memory else [source]
 
     def take(self, run: Pass, arrays: Sequence[Array]) -> None:
@@ -93,14 +93,14 @@ class Memory(Beside):
 
     def give(self, run: Pass, chunk: Chunk) -> list[Array]:
         memory = crossing_of(run).memory
-        return [memory] if _gives(chunk) and memory is not None else []
+        return [memory] if gives_memory(chunk) and memory is not None else []
 
     def take_grads(self, run: Pass, arrays: Sequence[Array]) -> None:
         for grad in arrays:
             crossing_of(run).add(grad)
 
     def give_grads(self, run: Pass, chunk: Chunk) -> list[Array]:
-        if not _takes(chunk):
+        if not takes_memory(chunk):
             return []
         crossing = crossing_of(run)
         if crossing.grad is None and crossing.memory is not None:  # a last stage without blocks reads nothing of it
@@ -108,11 +108,11 @@ class Memory(Beside):
         return [crossing.taken_grad()]
 
 
-def _takes(chunk: Chunk) -> bool:
+def takes_memory(chunk: Chunk) -> bool:
     """Whether the memory is made before the chunk."""
     return chunk.names[0] != TO_DECODER and not chunk.names[0].startswith("encoder.")
 
 
-def _gives(chunk: Chunk) -> bool:
+def gives_memory(chunk: Chunk) -> bool:
     """Whether the memory is needed, and there, behind the chunk."""
     return not chunk.ends_in_loss and not chunk.names[-1].startswith("encoder.")

@@ -14,6 +14,7 @@ k of e experts a token, s bytes an element. A rank hands to a collective, in the
 | KV heads on several ranks   | backward | all_reduce   | 2 t d s for each of them, in every block                    |
 | logits, when generating     |          | all_gather   | b v s / p                                                   |
 | between stages (pp)         | both     | send, recv   | t h s, for each chunk of the model that begins or ends there|
+|                             | both     | send, recv   | t h s of the source beside it, in a decoder that reads one  |
 | attention, cp in a ring     | both     | send, recv   | 2 t g d s: keys and values, (p-1) times; gradients p times  |
 | attention, cp over heads    | both     | all_to_all   | t (a+2g) d s and t a d s                                    |
 | experts, in place of an MLP | forward  | all_reduce   | t h s                                                       |
@@ -43,9 +44,11 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.layers.gathered import in_whole_shapes
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Wrapper, walk
 from mpitp.layers.recompute import Recompute
+from mpitp.models.beside import gives_memory, takes_memory
 from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.layered import LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
+from mpitp.models.stages import Chunk
 from mpitp.models.vision_config import VisionConfig
 
 Key = tuple[str, str, str]  # collective, place, pass
@@ -160,8 +163,7 @@ def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, str, int, 
 
     Forward what comes into its chunks and goes out of them, backward their gradients; not at the ends of the model.
     """
-    is_open = model.site.mesh["pp"].size > 1 and not isinstance(model, EncoderDecoder)  # memories have no formula
-    for chunk in model.chunks if is_open else ():
+    for chunk in model.chunks if model.site.mesh["pp"].size > 1 and _knows_messages(model) else ():
         first, last = chunk.names[0], chunk.names[-1]
         if first != model.entrance:
             passes, again = forward_passes(model.layers[first], first, work)
@@ -171,6 +173,28 @@ def _messages(model: LayeredModel, work: Work) -> Iterator[tuple[str, str, int, 
             passes, again = forward_passes(model.layers[last], last, work)
             yield "send", FORWARD, passes, work.ends_of(last, FORWARD)[1] - again
             yield "recv", BACKWARD, work.of(last, BACKWARD)[0], work.ends_of(last, BACKWARD)[0]
+        if isinstance(model, EncoderDecoder):
+            yield from _memories(model, chunk, work)
+
+
+def _knows_messages(model: LayeredModel) -> bool:
+    """Whether every stage that is handed an encoder's output has a block that reads it, which tells its rows."""
+    is_alone = not isinstance(model, EncoderDecoder)
+    return is_alone or any(name.startswith("blocks.") for name in model.stage_layers[-1])
+
+
+def _memories(model: EncoderDecoder, chunk: Chunk, work: Work) -> Iterator[tuple[str, str, int, int]]:
+    """The encoder's output and its gradient, beside what goes into a chunk of the decoder and comes out of it."""
+    block = next((name for name in model.layers if name.startswith("blocks.")), "")
+    passes, again = forward_passes(model.layers[block], block, work) if block else (0, 0)
+    rows, back = work.ends_of(f"{block}.cross.kv", FORWARD)[0], work.ends_of(f"{block}.cross.kv", BACKWARD)[1]
+    forward, backward = (passes, rows - (back if again else 0)), (work.of(block, BACKWARD)[0], back)
+    if takes_memory(chunk):
+        yield "recv", FORWARD, *forward
+        yield "send", BACKWARD, *backward
+    if gives_memory(chunk):
+        yield "send", FORWARD, *forward
+        yield "recv", BACKWARD, *backward
 
 
 def forward_passes(layer: Layer, name: str, work: Work) -> tuple[int, int]:

@@ -18,6 +18,24 @@ def check(trace: Trace) -> set[str]:
     return {row.place for row in trace.ledger if row.phase}
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "sets"),
+    [
+        ("t5", 3, ("mesh.pp=3", "mesh.stages=[2,1,1]", 'train.recompute="full"')),
+        ("bart", 4, ("mesh.pp=2", "mesh.sequence_parallel=true")),
+    ],
+)
+def test_stages_hand_on_what_the_closed_form_says(
+    model: str, ranks: int, sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = [run_file(tmp_path, model), *(word for each in sets for word in ("--set", each))]
+    assert command_on_threads(ranks, "train", *words, "--trace", str(tmp_path / "t.json")) == [0] * ranks
+    trace = read_trace(tmp_path / "t.json")
+    check(trace)
+    messages = {row.place: row.expected_bytes for row in trace.ledger if row.place.startswith("runner.")}
+    assert messages["runner.send"] == messages["runner.expect"] and messages["runner.add_others"]
+
+
 def test_token_shards_send_what_the_closed_form_says(tmp_path: Path) -> None:
     words = [run_file(tmp_path, "t5"), "--set", "mesh.sequence_parallel=true", "--trace", str(tmp_path / "t.json")]
     assert command_on_threads(3, "train", *words) == [0] * 3
