@@ -1,7 +1,8 @@
 """`mpitp bench serve`: many texts together against one, and the server against the bare engine.
 
 All of it runs on one engine, in turn: one text; N texts at once; the same N asked for over HTTP by clients in a process
-of their own. Times run from the first text's beginning to the last one's end, prompts included.
+of their own. Times run from the first text's beginning to the last one's end, prompts included. Then, in steps: how
+long a short prompt waits for its first token while the others run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mpitp.infer.sampling import Sampling
 from mpitp.infer.schedule import Limits
 
 MOST_SECONDS = 600.0
+SHORT_PROMPT = 8  # tokens
 
 
 def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
@@ -41,7 +43,8 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     _require_extra()
     model = model_of(args, group)
     machine = machine_facts(group)
-    executor = Executor(model, args.texts * blocks_of(args.prompt + args.tokens), group)
+    # a text comes in where a block more is free for each that runs
+    executor = Executor(model, args.texts * (blocks_of(args.prompt + args.tokens) + 1), group)
     facts = None
     if group.rank:
         executor.follow()
@@ -49,6 +52,9 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         engine = Engine(executor, Limits(args.texts, max(256, 2 * args.texts)), files=False)
         tokenizer = byte_tokenizer() if args.model is None else load_tokenizer(args.model)
         facts = _facts(args, _measured(args, engine, tokenizer), machine)
+        facts["steps_to_first_token"] = _steps_to_first_token(
+            engine, _prompts(args, model.config.vocab_size), args.tokens
+        )
         facts["model"] = describe(model.config, num_params(model))
         engine.end()
     told: dict[str, Any] = group.broadcast_object(facts)
@@ -88,6 +94,20 @@ def _alone(engine: Engine, prompts: list[list[int]], tokens: int) -> float:
     while engine.step():
         pass
     return time.perf_counter() - started
+
+
+def _steps_to_first_token(engine: Engine, prompts: list[list[int]], tokens: int) -> int:
+    """In how many steps the last of these texts, a short one, has its first token when all others run already."""
+    running = {engine.submit(Request(prompt, tokens, SILENT, Sampling())) for prompt in prompts[:-1]}
+    begun: set[int] = set()
+    while begun < running and engine.step():
+        begun |= {number for number, _, _ in engine.told}
+    late = engine.submit(Request(prompts[-1][:SHORT_PROMPT], 1, SILENT, Sampling()))
+    steps, is_there = 0, False
+    while engine.step():
+        steps += not is_there
+        is_there = is_there or any(number == late for number, _, _ in engine.told)
+    return steps
 
 
 def _over_http(engine: Engine, tokenizer: Tokenizer, prompts: list[list[int]], tokens: int) -> float:
@@ -148,5 +168,7 @@ def report(facts: dict[str, Any]) -> list[str]:
         lines.append(f"{words:>18}: {speed['best']:8.1f} tokens/s (median {speed['median']:.1f})")
     together = f"{facts['texts']} texts together: {gain['least']:.2f} times the tokens/s of one"
     served = f"the server gives {share['least']:.2f} of the bare engine's tokens/s"
+    first = f"a short prompt that comes while {facts['texts'] - 1} texts run: first token after "
+    first += f"{facts['steps_to_first_token']} step{'s' * (facts['steps_to_first_token'] != 1)}"
     medians = [f" (median of paired ratios {ratios['median']:.2f})" for ratios in (gain, share)]
-    return [*lines, "", together + medians[0], served + medians[1]]
+    return [*lines, "", together + medians[0], served + medians[1], first]

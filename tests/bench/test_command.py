@@ -237,4 +237,5 @@ def test_serve_tells_what_company_gains_and_what_the_server_costs(capsys: pytest
     facts = json_of(["serve", *SIZES, "--texts", "3", "--prompt", "4", "--tokens", "5", "--rounds", "2"], capsys)
     assert set(facts["tokens_per_second"]) == {"one", "many", "server"}
     assert facts["many_to_one"]["least"] > 0 and facts["server_of_engine"]["median"] > 0
+    assert 1 <= facts["steps_to_first_token"] <= 3
     assert facts["ranks"] == 1 and facts["texts"] == 3
