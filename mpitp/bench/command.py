@@ -107,7 +107,7 @@ own matrix products: what norms, activations, caps and biases of a type add to t
 _EXPERTS = """\
 Time optimizer steps of a mixture of experts on random tokens, and in turn with them the matrix products of these tokens
 as they are routed: as many rows as each expert really has. On several ranks the experts are dealt over all of them (ep)
-and each rank has tokens of its own; then also the step with every exchange of rows waited for where it is started, and
+and each rank has tokens of its own; then also the passes alone, with every exchange of rows waited for, and
 the bytes exchanged against the closed form. scripts/bench_hosts -- experts runs it over a slow link."""
 
 _SCALING_SIZES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048}

@@ -2,14 +2,15 @@
 
 An expert has as many rows as the router sends it, which no formula knows: the floor's products are those of the rows
 that one pass over the very batch has sent to each expert. On several ranks the experts are dealt over all of them (ep),
-each rank has a batch of its own, and the step is timed in turn with one that waits for every exchange where it is
-started, all rows in one leg: what hiding is worth.
+each rank has a batch of its own, and forward and backward alone (a step also sums gradients, which are many bytes on
+a slow link) are timed in turn with passes that wait for every exchange where it is started, all rows in one leg: what
+hiding is worth.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ from mpitp.models.config import DecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.models.registry import config_from_hf
 
-STEP, AT_ONCE = "step", "exchanges waited for at once"
+STEP, PASSES, AT_ONCE = "step", "forward and backward", "the same, exchanges waited for"
 FLOOR = ("linear products", "experts' products", "attention products")
 
 
@@ -58,13 +59,14 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     clock = CLOCKS[args.clock]
     tasks = {STEP: clocked(step, clock)}
     tasks |= {name: clocked(partial(run_products, own), clock) for name, own in floor.items()}
+    passes = _passes(model, batch)
     if group.size > 1:
 
         def at_once() -> None:
             with exchanged_at_once(model):
-                step()
+                passes()
 
-        tasks[AT_ONCE] = clocked(at_once, clock)
+        tasks |= {PASSES: clocked(passes, clock), AT_ONCE: clocked(at_once, clock)}
     samples = take_turns(tasks, args.rounds, group, "bench experts")
     return {
         "machine": machine_facts(group),
@@ -74,8 +76,19 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "rounds": args.rounds,
         "rows_of_experts": rows_of_all(rows, group),
         **_times(samples),
-        **({"exchange": _hiding(samples, model, step, len(batch.tokens))} if group.size > 1 else {}),
+        **({"exchange": _hiding(samples, model, passes, len(batch.tokens))} if group.size > 1 else {}),
     }
+
+
+def _passes(model: CausalLM, batch: Batch) -> Callable[[], None]:
+    """Forward and backward, gradients left where they are."""
+
+    def passes() -> None:
+        model.zero_grad()
+        _, ctx = model.loss_forward(batch)
+        model.loss_backward(ctx, 1.0 / batch.num_targets)
+
+    return passes
 
 
 def mixture_config(args: argparse.Namespace) -> DecoderConfig:
@@ -195,23 +208,24 @@ def _times(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _hiding(samples: Samples, model: CausalLM, step: Any, tokens: int) -> dict[str, Any]:
+def _hiding(samples: Samples, model: CausalLM, passes: Callable[[], None], tokens: int) -> dict[str, Any]:
     """What the exchange sends, against the closed form; what hiding it is worth."""
     world, watch, ep = model.site.ranks, Stopwatch(), model.site.mesh["ep"]
     world.barrier()
     with watch_group(ep, watch) as calls:
-        step()
+        passes()
     sent = sum(size for name, size in calls.sizes if name == "all_to_all")
     expected = [send for layer in experts_of(model) for send in layer.pairs.exchange.sends(*_width(layer))]
     item = model.dtype.itemsize
     closed = sum(send.calls * (tokens * send.width * item + send.fixed_bytes) for send in expected)
     both = world.all_reduce(np.array([sent, closed], np.int64))
-    least, median = samples.ratio(AT_ONCE, STEP)
+    least, median = samples.ratio(AT_ONCE, PASSES)
     return {
         "legs": max(getattr(layer.pairs.exchange, "num_legs") for layer in experts_of(model)),  # noqa: B009
         "bytes": int(both[0]),
         "expected_bytes": int(both[1]),
-        "step_seconds_at_once": {"least": samples.least(AT_ONCE), "median": samples.median(AT_ONCE)},
+        "passes_seconds": {"least": samples.least(PASSES), "median": samples.median(PASSES)},
+        "passes_seconds_at_once": {"least": samples.least(AT_ONCE), "median": samples.median(AT_ONCE)},
         "times_as_fast_least": least,
         "times_as_fast_median": median,
     }
@@ -243,11 +257,14 @@ def report(facts: dict[str, Any]) -> list[str]:
 
 def _exchange_lines(found: dict[str, Any]) -> list[str]:
     verdict = "as" if found["bytes"] == found["expected_bytes"] else "NOT as"
-    at_once = found["step_seconds_at_once"]
+    lines = [
+        f"{name:32}{seconds['least']:10.3f} s{seconds['median']:10.3f} s"
+        for name, seconds in ((PASSES, found["passes_seconds"]), (AT_ONCE, found["passes_seconds_at_once"]))
+    ]
     return [
-        f"{AT_ONCE:32}{at_once['least']:10.3f} s{at_once['median']:10.3f} s",
+        *lines,
         "",
         f"exchange of rows: {found['legs']} legs, {found['bytes']} bytes a step on all ranks, {verdict} the closed "
-        f"form says ({found['expected_bytes']}); behind other work the step is {found['times_as_fast_least']:.3f} "
+        f"form says ({found['expected_bytes']}); behind other work the passes are {found['times_as_fast_least']:.3f} "
         f"times as fast (least by least), {found['times_as_fast_median']:.3f} by the median of pairs",
     ]
