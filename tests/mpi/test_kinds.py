@@ -11,7 +11,7 @@ from mpitp.layers.site import make_site
 from mpitp.models.runner import PlainRunner
 from mpitp.optim.grad_norm import GradNorm
 from mpitp.pipeline.runner import PipelineRunner
-from tests.parity.encoder_case import compare_encoder
+from tests.parity.encoder_case import compare_cut, compare_encoder
 from tests.parity.encoder_decoder_case import PAIRS, batch_of, pair_arrays
 from tests.parity.golden_case import named
 
@@ -20,6 +20,11 @@ pytestmark = pytest.mark.mpi
 
 def test_token_shards_match_the_reference() -> None:
     differences = compare_encoder(world_group(), "bert-classification", sequence_parallel=True)
+    assert {name: value for name, value in differences.items() if not value < 1e-11} == {}
+
+
+def test_texts_cut_over_the_ranks_match_the_reference() -> None:
+    differences = compare_cut(world_group(), "bert-masked", "ring")
     assert {name: value for name, value in differences.items() if not value < 1e-11} == {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.checkpoint.encoder import load_encoder
-from mpitp.comm import Group
+from mpitp.comm import Group, make_mesh
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch
@@ -50,3 +50,17 @@ def compare_encoder(group: Group, case: str, dtype: str = "float64", num_blocks:
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings((0.9, 0.95), 1e-8, 0.1)), CLIP_NORM)
     losses = [step([batch], LR).loss for _ in golden["training_losses"]]
     return differences | {"training_losses": difference(losses, golden["training_losses"])}
+
+
+def compare_cut(group: Group, case: str, cp_form: str) -> Differences:
+    """Loss and every gradient with the texts cut over all ranks."""
+    golden, mesh = encoder_arrays(case), make_mesh(group, {"cp": group.size})
+    model = load_encoder(ENCODERS / case, make_site(mesh, dtype="float64", cp_form=cp_form))
+    batch = batch_of(golden).cut(group.rank, group.size)
+    loss, ctx = model.loss_forward(batch)
+    model.loss_backward(ctx, 1 / batch.whole_targets)
+    sync_gradients((param for _, param in model.named_params()), mesh)
+    total = float(group.all_reduce(np.array([loss]))[0])
+    grads = global_tensors(model, group, "grad", named(golden, "grad/"))
+    differences = {f"grad/{name}": difference(grad, golden[f"grad/{name}"]) for name, grad in grads.items()}
+    return differences | {"loss": difference(total / batch.whole_targets, golden["loss"])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitp.comm import run_threads
-from tests.parity.encoder_case import ENCODER_CASES, compare_encoder
+from tests.parity.encoder_case import ENCODER_CASES, compare_cut, compare_encoder
 from tests.parity.golden_case import largest
 
 TOLERANCE = 1e-11  # float64; what is seen is about 1e-15, in training losses 1e-12
@@ -38,6 +38,12 @@ def test_invariant_blocks_compute_the_same(case: str) -> None:
 def test_with_sequence_parallelism(case: str, ranks: int) -> None:
     for differences in run_threads(ranks, lambda group: compare_encoder(group, case, sequence_parallel=True)):
         assert {name: value for name, value in differences.items() if not value < TOLERANCE} == {}
+
+
+@pytest.mark.parametrize(("case", "form"), [("bert-masked", "ring"), ("bert-classification", "heads")])
+def test_with_texts_cut_over_the_ranks(case: str, form: str) -> None:
+    differences = run_threads(3, compare_cut, case, form)[0]
+    assert {name: value for name, value in differences.items() if not value < TOLERANCE} == {}
 
 
 @pytest.mark.parametrize("case", ENCODER_CASES)
