@@ -101,8 +101,9 @@ and in turn with them one rank alone; beside each its share of the work, the byt
 at the rate of a large message. With --against torch also PyTorch's tensor parallelism, DDP, FSDP2 and pipelining."""
 
 _TYPES = """\
-Time optimizer steps of each type of decoder and encoder on one rank, all of the same sizes, and in turn with each its
-own matrix products: what norms, activations, caps and biases of a type add to them. The dearest type comes first."""
+Time optimizer steps of each type of decoder, encoder and encoder-decoder on one rank, all of the same sizes, and in
+turn with each its own matrix products: what norms, activations, caps and biases of a type add to them. The dearest type
+comes first."""
 
 _EXPERTS = """\
 Time optimizer steps of a mixture of experts on random tokens, and in turn with them the matrix products of these tokens

@@ -8,6 +8,7 @@ experts have a benchmark of their own (`mpitp bench experts`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,12 @@ from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import file_key
 from mpitp.models.encoder import Encoder
+from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.models.encoder_decoders import (
+    ENCODER_DECODER_TYPES,
+    build_encoder_decoder,
+    encoder_decoder_config_from_hf,
+)
 from mpitp.models.encoders import ENCODER_TYPES, build_encoder, encoder_config_from_hf
 from mpitp.models.known_keys import FILE_KEYS
 from mpitp.models.model import CausalLM
@@ -34,7 +41,7 @@ from mpitp.train.step import TrainStep
 STEP = "step"
 MIXTURES = ("mixtral", "qwen2_moe")
 DECODERS = tuple(name for name in MODEL_TYPES if name not in MIXTURES)
-TYPES = (*DECODERS, *ENCODER_TYPES)
+TYPES = (*DECODERS, *ENCODER_TYPES, *ENCODER_DECODER_TYPES)
 _FACTS = ("hidden_size", "num_layers", "heads", "kv_heads", "ffn_hidden", "vocab_size", "max_positions")
 _DISTILBERT = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 _DISTILBERT |= {"intermediate_size": "hidden_dim"}
@@ -60,7 +67,7 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
 def _of_type(name: str, args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """Least times, and how often the products the step takes."""
     model = model_of(name, args, make_site(group, dtype=args.dtype))
-    batch = batch_of(args)
+    batch = pairs_of(args) if name in ENCODER_DECODER_TYPES else batch_of(args)
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
     floor = linear_products(model, args.batch * args.seq), attention_products(model, [args.seq] * args.batch)
     works: dict[str, Callable[[], Any]] = {STEP: lambda: step([batch], lr=1e-5)}
@@ -76,8 +83,12 @@ def _of_type(name: str, args: argparse.Namespace, group: Group) -> dict[str, Any
     }
 
 
-def model_of(name: str, args: argparse.Namespace, site: Site) -> CausalLM | Encoder:
-    """A model of a type, of the sizes given."""
+def model_of(name: str, args: argparse.Namespace, site: Site) -> CausalLM | Encoder | EncoderDecoder:
+    """A model of a type, of the sizes given; with a decoder beside an encoder as many layers of each."""
+    if name in ENCODER_DECODER_TYPES:
+        pair = build_encoder_decoder(encoder_decoder_config_from_hf(pair_fields(name, args)), site)
+        draw_weights(pair.named_params())
+        return pair
     if name not in ENCODER_TYPES:
         return random_model(config_from_hf(decoder_fields(name, args)), site)
     model = build_encoder(encoder_config_from_hf(encoder_fields(name, args)), site)
@@ -115,6 +126,20 @@ def encoder_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def pair_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """That of an encoder with a decoder; T5's MLP has a gate, as v1.1's."""
+    ffn = args.ffn or 4 * args.hidden
+    ids = {"model_type": name, "vocab_size": args.vocab, "d_model": args.hidden, "eos_token_id": 1, "pad_token_id": 0}
+    if name == "t5":
+        sizes = {"d_kv": args.hidden // args.heads, "num_heads": args.heads, "d_ff": ffn, "num_layers": args.layers}
+        return ids | sizes | {"dropout_rate": 0.0, "feed_forward_proj": "gated-gelu"}
+    sides = ("encoder", "decoder")
+    sizes = {f"{side}_layers": args.layers for side in sides} | {f"{side}_ffn_dim": ffn for side in sides}
+    sizes |= {f"{side}_attention_heads": args.heads for side in sides} | {"max_position_embeddings": args.seq}
+    rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    return ids | sizes | rates | {"decoder_start_token_id": 0}
+
+
 _BERT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
@@ -124,6 +149,14 @@ def batch_of(args: argparse.Namespace) -> Batch:
 
     ids = np.random.default_rng(1).integers(0, args.vocab, (args.batch, args.seq + 1))
     return Batch.of_rows(ids[:, :-1], ids[:, 1:])
+
+
+def pairs_of(args: argparse.Namespace) -> Batch:
+    """The same as targets, with as many random ids as sources."""
+    import numpy as np
+
+    ids = np.random.default_rng(2).integers(0, args.vocab, (args.batch, args.seq))
+    return dataclasses.replace(batch_of(args), source=Batch.of_rows(ids))
 
 
 def report(facts: dict[str, Any]) -> list[str]:

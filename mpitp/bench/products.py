@@ -22,8 +22,11 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import Array
+from mpitp.models.config import DecoderConfig
 from mpitp.models.encoder import Encoder
 from mpitp.models.encoder_config import MASKED, EncoderConfig
+from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.model import CausalLM
 from mpitp.ops.sight import CAUSAL, EVERYTHING, Sight
 
@@ -48,17 +51,20 @@ def run_products(products: Sequence[Product]) -> None:
         np.matmul(product.a, product.b, out=product.out)
 
 
-def linear_weights(model: CausalLM | Encoder) -> Iterator[Array]:
+AnyModel = CausalLM | Encoder | EncoderDecoder
+
+
+def linear_weights(model: AnyModel) -> Iterator[Array]:
     """This rank's weights that are multiplied by activations; a tied table counts as the head that it is."""
     is_tied = model.config.head == MASKED if isinstance(model, Encoder) else model.config.tied
-    lookups = ("positions.weight", "types.weight", *(() if is_tied else ("embedding.weight",)))
+    added = ("positions.weight", "types.weight", "heads.bias", "logits bias.bias")  # looked up, or numbers to be added
     for name, param in model.named_params():
-        is_lookup = name in lookups
-        if param.data.ndim == 2 and not is_lookup:
+        is_table = name.removeprefix("encoder.") == "embedding.weight" and not is_tied
+        if param.data.ndim == 2 and not (is_table or name.endswith(added)):
             yield param.data
 
 
-def linear_products(model: CausalLM | Encoder, num_tokens: int) -> list[Product]:
+def linear_products(model: AnyModel, num_tokens: int) -> list[Product]:
     """The three products of every linear of the model, for `num_tokens` rows."""
     arrays = _Arrays(model.dtype)
     products = []
@@ -71,11 +77,20 @@ def linear_products(model: CausalLM | Encoder, num_tokens: int) -> list[Product]
     return products
 
 
-def attention_products(model: CausalLM | Encoder, lengths: Sequence[int]) -> list[Product]:
-    """Those of this rank's heads in all blocks, for sequences of these lengths."""
-    config, dim = model.config, model.config.head_dim
+def attention_products(model: AnyModel, lengths: Sequence[int]) -> list[Product]:
+    """Those of this rank's heads in all blocks, for sequences of these lengths; of pairs both texts have them."""
+    config = model.config
+    if isinstance(config, EncoderDecoderConfig):
+        own, before = config.decoder.num_layers, config.encoder.num_layers
+        return _products(model, lengths, CAUSAL) * own + _products(model, lengths, EVERYTHING) * (own + before)
     sight = EVERYTHING if isinstance(config, EncoderConfig) else CAUSAL
-    heads = model.site.heads(config.heads, config.heads if isinstance(config, EncoderConfig) else config.kv_heads)
+    return _products(model, lengths, sight) * config.num_layers
+
+
+def _products(model: AnyModel, lengths: Sequence[int], sight: Sight) -> list[Product]:
+    """Of one block, or of a cross attention."""
+    config, dim = model.config, model.config.head_dim
+    heads = model.site.heads(config.heads, config.kv_heads if isinstance(config, DecoderConfig) else config.heads)
     arrays = _Arrays(model.dtype)
     a, g = heads.query.size, len(heads.kv)
     products = []
@@ -85,7 +100,7 @@ def attention_products(model: CausalLM | Encoder, lengths: Sequence[int]) -> lis
         for head in range(a):
             kv = a + heads.kv_index(head)
             products += _head_products(arrays, (qkv[:, head], qkv[:, kv], qkv[:, kv + g], do[:, head]), sight)
-    return products * config.num_layers
+    return products
 
 
 def _head_products(arrays: _Arrays, qkv_do: tuple[Array, Array, Array, Array], sight: Sight) -> list[Product]:

@@ -46,6 +46,16 @@ def test_products_are_those_of_the_type(name: str) -> None:
     assert sum(product.flops for product in attention_products(model, [4, 4])) == 2 * 2 * scores
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_products_of_pairs_are_those_of_both_sides(name: str) -> None:
+    """An MLP on each side, three attentions, the table as head; one tile of scores each, whatever is seen of it."""
+    model = kinds.model_of(name, parsed(), make_site(SerialGroup()))
+    weights = 3 * 4 * 16 * 16 + 2 * (3 if name == "t5" else 2) * 16 * 12 + 16 * 16
+    assert sum(product.flops for product in linear_products(model, 8)) == 3 * 2 * 8 * weights
+    scores = 7 * 2 * 4 * 4 * 8
+    assert sum(product.flops for product in attention_products(model, [4, 4])) == 3 * 2 * 2 * scores
+
+
 def test_a_type_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *SMALL, "--only", "llama,lama"]) == 2
     assert "--only 'lama': no such type; there are gpt2, llama" in capsys.readouterr().err
