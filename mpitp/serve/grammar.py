@@ -18,6 +18,7 @@ class Forms:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Iterable[int]) -> None:
         self._content, self._vocab_size, self._ends = tokenizer.files[TOKENIZER].decode(), vocab_size, sorted(ends)
+        self._num_ids = max(vocab_size, tokenizer.vocab_size)  # added tokens may have no row: `allowed` leaves them out
         self._made: Any = None
 
     def json_schema(self, schema: Any) -> Grammar:
@@ -56,7 +57,7 @@ class Forms:
         if self._made is None:
             if not self._ends:
                 raise UsageError("a form needs an end-of-text token, and the model has none")
-            self._made = LLTokenizer(self._content, n_vocab=self._vocab_size, eos_token=self._ends)
+            self._made = LLTokenizer(self._content, n_vocab=self._num_ids, eos_token=self._ends)
         return self._made
 
 

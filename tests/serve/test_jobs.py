@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from mpitp.data.tokenizer import Tokenizer, byte_tokenizer
 from mpitp.errors import FileError, UsageError
@@ -96,3 +97,11 @@ def test_forms_say_what_may_come() -> None:
         forms.json_schema({"type": "integer", "minimum": 5, "maximum": 3})
     with pytest.raises(UsageError, match="end-of-text"):
         Forms(byte_tokenizer(), 260, []).regex("a")
+
+
+def test_forms_leave_out_added_tokens_without_a_row() -> None:
+    backend = tokenizers.Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode())
+    backend.add_tokens(["aa", "aaa"])  # 257 and 258: the model has 257 rows
+    form = Forms(Tokenizer({"tokenizer.json": backend.to_str().encode()}), 257, [256]).regex("aa+")
+    mask = form.allowed()
+    assert len(mask) == 257 and mask.nonzero()[0].tolist() == [97]
