@@ -113,7 +113,8 @@ def check_run(config: RunConfig) -> None:
     """Raise ConfigError for a run whose layout can't be chosen."""
     if config.task.kind != "text":
         raise ConfigError(
-            f"a layout is chosen for decoders that are trained on text, not for task.kind = {config.task.kind!r}"
+            f"a layout is chosen for decoders that are trained on text, not for task.kind = {config.task.kind!r}: set "
+            "[mesh] yourself; plan memory tells what each rank holds"
         )
     if config.mesh.ep > 1:
         raise ConfigError(

@@ -103,8 +103,8 @@ def graph_of(config: RunConfig, ranks: int) -> StepGraph:
 
     if config.task.kind != "text":
         raise ConfigError(
-            f"plan graph knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
-            "leave task out to see a decoder of these sizes"
+            f"plan graph draws models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
+            "plan memory takes this run file, and mpitp verify --types --config tells its layers and their cuts"
         )
     tell_of_shares(config)
     data = open_data(config) if Path(config.data.train).exists() else None
@@ -127,11 +127,28 @@ def _config(args: argparse.Namespace) -> RunConfig:
         if given:
             raise UsageError(f"--{given[0]} goes with --model; in a run file it is a key: change it with --set")
         return load_run_config(args.config, [*(f"mesh.{axis}={size}" for axis, size in mesh.items()), *args.set])
+    _refuse_others(args.model)
     tables = _tables(args, mesh)
     if args.seq is None:
         positions = model_config(make_run_config(dict(tables)), None).max_positions
         tables["data"]["seq_len"] = min(USUAL_SEQ, positions)
     return make_run_config(tables, args.set)
+
+
+def _refuse_others(path: str) -> None:
+    """Raise ConfigError for the config.json of a model that doesn't continue text."""
+    from mpitp.errors import ConfigError
+    from mpitp.files import read_json
+    from mpitp.models.nearest import what_it_is
+
+    file = Path(path)
+    raw = read_json(file / "config.json" if file.is_dir() else file)
+    told = what_it_is(raw.get("model_type")) if isinstance(raw, dict) else ""
+    if told:
+        raise ConfigError(
+            f"plan graph draws models that continue text, and {path} holds another{told}; mpitp verify --types --model "
+            "tells its layers and their cuts"
+        )
 
 
 def _tables(args: argparse.Namespace, mesh: dict[str, int]) -> dict[str, dict[str, Any]]:

@@ -106,8 +106,8 @@ def simulator_of(config: RunConfig, ranks: int, machine_file: str) -> StepSimula
 
     if config.task.kind != "text":
         raise ConfigError(
-            f"plan simulate knows models that continue text, and task.kind = {config.task.kind!r} trains an encoder; "
-            "leave task out to see a decoder of these sizes"
+            f"plan simulate knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
+            "plan memory takes this run file, and a short run with train --trace tells its times"
         )
     machine = read_machine(machine_file)
     data = open_data(config) if Path(config.data.train).exists() else None

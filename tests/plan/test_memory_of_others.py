@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpitp.cli import main
 from mpitp.config import RunConfig, run_config_from
 from mpitp.plan.memory_command import run_memory
 from tests.models.encoder_files import TINY_BERT
+from tests.parity.encoder_decoder_case import PAIRS
 from tests.plan.test_memory import measured
+from tests.train.run_case import write_run_file
 from tests.train.test_image_task import MODEL as VIT
 from tests.train.test_image_task import images
 from tests.train.test_pair_task import BART, T5
@@ -67,3 +71,35 @@ def test_formulas_are_what_a_run_holds(
     foreseen = run_memory(config, ranks)
     for memory, found in zip(foreseen, measured(config, ranks, monkeypatch), strict=True):
         assert {name: getattr(memory, name) for name in found} == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (["graph", "--config"], "plan graph draws models that continue text.*plan memory takes this run file"),
+        (
+            ["simulate", "--machine", "examples/machines/ethernet_cpu.toml"],
+            "simulate knows .* trains another kind",
+        ),
+        (["search", "--machine", "examples/machines/ethernet_cpu.toml"], "'translation': set .mesh. yourself"),
+    ],
+)
+def test_other_questions_say_what_is_known(
+    question: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    tables = {
+        "model": T5,
+        "task": {"kind": "translation"},
+        "data": {"train": str(tmp_path / "pairs.tsv"), "tokenizer": "bytes", "seq_len": 8},
+        "train": {"steps": 1, "run_dir": str(tmp_path / "run")},
+    }
+    path = str(write_run_file(tmp_path / "run.toml", tables))
+    words = [*question, path] if question[-1] == "--config" else [question[0], path, *question[1:]]
+    assert main(["plan", *words, "--ranks", "2"]) == 3
+    assert re.search(said, capsys.readouterr().err, re.DOTALL)
+
+
+def test_the_graph_of_another_kind_of_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "graph", "--model", str(PAIRS / "t5"), "--ranks", "2"]) == 3
+    assert "it is an encoder with a decoder: mpitp generate, eval" in capsys.readouterr().err
