@@ -38,7 +38,7 @@ PARTS = {  # what the page tells together
     ),
     "sums over tp": ("sums over tp", "exchange over cp"),
     "bubble of pp": ("bubble",),
-    "sums over replicas": ("sums over replicas",),
+    "sums over replicas": ("sums over replicas", "tied tables"),
     "optimizer": ("optimizer",),
 }
 

@@ -34,6 +34,8 @@ from mpitp.plan.sums import Span
 
 ADAMW_TOUCHES = 7  # arrays of the size of the weights: w, m and v read and written, the gradient read
 STARTS_OF_PARAM = 6  # operations of the norm and the update on each parameter
+AGREEMENTS = 4  # small collectives of all ranks in a step: what they have, the loss, the norm, one word for all
+SMALL_BYTES = 64
 MOST_SIMULATED = 2048  # passes through a chunk
 
 
@@ -100,7 +102,8 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
         "sums over replicas": over[last].waited + count * extra[dearest],
         "bubble": length - count * float(total[dearest] + extra[dearest]),
         "optimizer": over[last].optimizer,
-        "start of the step": anatomy.machine.compute.step_seconds,
+        "tied tables": tied_seconds(anatomy, layout),
+        "start of the step": start_seconds(anatomy, layout),
     }
     hidden = {
         "sums over tp": count * float(rows[dearest, Of.TP_HIDDEN]),
@@ -232,13 +235,33 @@ def stage_durations(anatomy: Anatomy, layout: Layout, rows: np.ndarray, extra: n
     return [Durations(float(f), float(i), float(w), send) for f, i, w in each]
 
 
+def start_seconds(anatomy: Anatomy, layout: Layout) -> float:
+    """Of a step before and beside its microbatches, what all ranks agree on included."""
+    machine = anatomy.machine
+    span = Span.of(layout.ranks, 1, machine.machine.ranks_per_node)
+    agreed = AGREEMENTS * machine.sum_seconds(SMALL_BYTES, span.in_node, span.nodes) if layout.ranks > 1 else 0.0
+    return machine.compute.step_seconds + agreed
+
+
+def tied_seconds(anatomy: Anatomy, layout: Layout) -> float:
+    """Of the message each way with which the first and the last stage add up the gradient of a table that both have."""
+    if layout.pp == 1 or not anatomy.facts.decoder.tied:
+        return 0.0
+    table = float(anatomy.weights(layout.tp, 0, layout.replicas)[0, Held.WIDE])
+    return anatomy.machine.send(table, is_wide=_is_wide(anatomy, layout))
+
+
+def _is_wide(anatomy: Anatomy, layout: Layout) -> bool:
+    """Whether stages lie on different nodes."""
+    return Span.of(layout.pp, layout.ranks // layout.pp, anatomy.machine.machine.ranks_per_node).nodes > 1
+
+
 def message_seconds(anatomy: Anatomy, layout: Layout) -> float:
     """Of one microbatch's activations from stage to stage."""
     facts, machine = anatomy.facts, anatomy.machine
     rows = layout.micro * facts.seq_len / layout.cp / (layout.tp if layout.sequence_parallel else 1)
     num_bytes = rows * facts.decoder.hidden_size * np.dtype(facts.dtype).itemsize
-    stride = layout.ranks // layout.pp
-    return machine.send(num_bytes, is_wide=Span.of(layout.pp, stride, machine.machine.ranks_per_node).nodes > 1)
+    return machine.send(num_bytes, is_wide=_is_wide(anatomy, layout))
 
 
 def pipeline_seconds(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:

@@ -48,13 +48,19 @@ def between(least: float, most: float) -> Rule:
     return Rule(lambda x: least <= x <= most, f"from {least:g} to {most:g}")
 
 
-def _rows(length: int, least: float, most: float) -> Rule:
-    """Rows of positive numbers that end in a rate."""
+def _rows(length: int, least: float, most: float, rates: int = 1, first: int = 1) -> Rule:
+    """Rows of sizes, of which the first is at least `first`, that end in rates."""
 
-    def holds(rows: Table) -> bool:
-        return all(len(row) == length and min(row[:-1]) >= 1 and least <= row[-1] <= most for row in rows)
+    def is_row(row: Sequence[float]) -> bool:
+        sizes, ends = row[: length - rates], row[length - rates :]
+        if len(row) != length or row[0] < first or min(sizes) < 1:
+            return False
+        return all(least <= rate <= most for rate in ends)
 
-    return Rule(holds, f"of {length} each, sizes of at least 1 and at the end a rate from {least:g} to {most:g}")
+    told = "at the end a rate" if rates == 1 else f"at the end {rates} rates"
+    from_two = f", the first from {first} on," if first > 1 else ""
+    label = f"of {length} each, sizes of at least 1{from_two} and {told} from {least:g} to {most:g}"
+    return Rule(lambda rows: all(map(is_row, rows)), label)
 
 
 FLOPS = (1e6, 1e17)  # of one rank: an old core in Python to a thousand times today's fastest GPU
@@ -62,9 +68,9 @@ RATE = (1e5, 1e15)  # bytes a second
 SECONDS = between(0, 1)
 OVERLAP = between(0, 1)
 PRODUCTS = _rows(4, *FLOPS)
-SUMS = _rows(3, *RATE)
+SUMS = _rows(3, *RATE, first=2)
 PASSES = _rows(2, *RATE)
-SCORES = _rows(4, *RATE)
+SCORES = _rows(4, *RATE, rates=2)
 
 
 @dataclass(frozen=True)

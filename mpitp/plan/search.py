@@ -30,6 +30,8 @@ from mpitp.plan.cost import (
     pipeline_form,
     stage_durations,
     stages_of,
+    start_seconds,
+    tied_seconds,
     times_of,
 )
 from mpitp.plan.layout import Layout
@@ -212,7 +214,8 @@ def _of_family(problem: Problem, stages: Stages, loses: Loses) -> Iterator[Estim
     held = _held(layout, count, stages.passes)
     sizes = {zero: _largest(weights, held, zero, anatomy.is_half) for zero in zeros_of(problem.units, layout)}
     fitting = {zero: size for zero, size in sizes.items() if size <= problem.limit}
-    rows, start = stages.per_stage(stages.passes), anatomy.machine.compute.step_seconds
+    rows = stages.per_stage(stages.passes)
+    start = start_seconds(anatomy, layout) + tied_seconds(anatomy, layout)
     least = SLACK * (count * float(times_of(rows)[0].max()) + start)
     if not fitting or loses(least, min(fitting.values())):
         return

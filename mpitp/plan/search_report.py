@@ -21,6 +21,7 @@ LIMITS = {  # what a part of a step is, in words
     "sums over tp": "sums over tp that nothing hides",
     "exchange over cp": "keys and values on their way over cp",
     "sums over replicas": "gradients and weights on their way between replicas",
+    "tied tables": "the gradient of a table that the first and the last stage have",
     "bubble": "stages that wait; more microbatches would fill them",
     "optimizer": "the gradient norm and AdamW; ZeRO would deal it to replicas",
     "start of the step": "what a step takes to start, whatever its layout",

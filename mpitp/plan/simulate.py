@@ -28,7 +28,7 @@ from mpitp.layers.partition import piece_of
 from mpitp.pipeline.actions import Action, Grid, Kind, receive_before, send_after
 from mpitp.pipeline.schedules import make_schedule
 from mpitp.plan.anatomy import Anatomy, Held, Of
-from mpitp.plan.cost import OverReplicas, Step, message_seconds, over_replicas, stages_of
+from mpitp.plan.cost import OverReplicas, Step, message_seconds, over_replicas, stages_of, tied_seconds
 from mpitp.plan.events import Meet, Op, Outcome, Program, Send, Simulation, Take, Work
 from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
@@ -156,6 +156,8 @@ class StepSimulator:
         for action in self._actions(stage, count):
             ops += self._action(action, stage, grid, slow, over)
         ops += self._of_replicas(stage).meet("replicas", over.waited, "sums over replicas")
+        if stage in (0, layout.pp - 1) and (tied := tied_seconds(self.anatomy, layout)):
+            ops.append(Work(tied, "tied tables"))
         if layout.ranks > 1:
             span = Span.of(layout.ranks, 1, self.machine.machine.ranks_per_node)
             seconds = self.machine.sum_seconds(NORM_BYTES, span.in_node, span.nodes)

@@ -80,6 +80,18 @@ def test_attention_at_the_rate_that_was_measured_or_in_its_parts() -> None:
     assert Work(scores=(replace(scores, is_backward=True),)).flops == 5 * 2 * 256 * 8
 
 
+def test_a_table_that_two_stages_have_is_summed_by_a_message() -> None:
+    """301 rows of 48 floats; Llama's head has its own where `tie_word_embeddings` says so."""
+    layout, on = Layout(pp=2, micro=2), machine()
+    tied = cost_of(anatomy_of(run_of("gpt2", {})), Step(24), layout).parts["tied tables"]
+    assert tied == pytest.approx(on.send(301 * 48 * 4, is_wide=False))
+    assert cost_of(anatomy_of(run_of("gpt2", {})), Step(24), Layout(micro=2)).parts["tied tables"] == 0
+    untied = run_of("llama", {"model.tie_word_embeddings": False})
+    assert cost_of(anatomy_of(untied), Step(24), layout).parts["tied tables"] == 0
+    alone, two = (cost_of(anatomy_of(untied), Step(24), each).parts["start of the step"] for each in (Layout(), layout))
+    assert alone == on.compute.step_seconds and two > alone + 3 * on.in_node.latency_seconds
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb", 1), ("interleaved", 3)])
 @pytest.mark.parametrize("stages", [2, 3, 8])
 def test_the_closed_form_of_a_pipelines_length(schedule: str, chunks: int, stages: int) -> None:

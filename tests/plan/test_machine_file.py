@@ -31,7 +31,7 @@ def example(name: str = "ethernet_cpu") -> dict[str, Any]:
 def changed(name: str, value: Any) -> dict[str, Any]:
     section, key = name.split(".")
     tables = example()
-    tables[section] = {**tables[section], key: value}
+    tables[section] = {**tables.get(section, {}), key: value}
     return tables
 
 
@@ -55,6 +55,10 @@ def test_a_machine_comes_back_as_it_was_written(path: Path, tmp_path: Path) -> N
         ("compute.passes", [[1e8, "fast"]], "a list of rows of numbers"),
         ("products.float32", [[64, 64, 64, 5.0]], "a rate from 1e\\+06 to 1e\\+17"),
         ("products.float32", [[0, 64, 64, 1e9]], "sizes of at least 1"),
+        ("attention.float32", [[16, 64, -1.0, 1e9]], "at the end 2 rates from 100000 to"),
+        ("attention.float32", [[16, 64, 1e9]], "of 4 each"),
+        ("compute.added_row_seconds", -1.0, "compute.added_row_seconds = -1.0"),
+        ("in_node.sums", [[1, 1e6, 1e9]], "the first from 2 on"),
         ("machine.memory_bytes", 32, "machine.memory_bytes = 32: expected a finite number from"),
         ("machine.ranks_per_node", 0, "machine.ranks_per_node = 0"),
         ("machine.ranks_per_nodes", 8, 'did you mean "ranks_per_node"'),
