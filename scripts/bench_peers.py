@@ -57,13 +57,14 @@ class Side:
 
 
 def started(words: Sequence[str], cores: Sequence[int]) -> subprocess.Popen[str]:
-    """Start a program on these cores, one BLAS thread a process."""
+    """Start a program on these cores, one BLAS thread a process, its modules compiled before as installed ones are."""
+    settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(len(cores)), "PYTHONDONTWRITEBYTECODE": ""}
     return subprocess.Popen(
         list(words),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(len(cores))},
+        env={**os.environ, **settings},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
 
