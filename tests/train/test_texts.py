@@ -65,7 +65,7 @@ def test_ranks_share_one_file_and_read_their_own_copy_whole(
         settings = config(data, tmp_path / "run", data_train=str(place), data_valid=None, train_eval_every=0)
         opened = open_data(settings)
         ranks_of[opened.train.tokens] = group.rank
-        check_texts(group, opened)
+        check_texts(group, opened, opened.vocab_size, "the model")
 
     run_threads(4, rank)
     assert sorted(shares) == [(0, "train", 0, 2), (1, "copy", 0, 2), (2, "copy", 1, 2), (3, "train", 1, 2)]
@@ -78,7 +78,7 @@ def test_file_that_goes_while_it_is_read(tmp_path: Path, data: Path, ranks: int)
 
     def rank(group: Group) -> str:
         with pytest.raises(FileError) as caught:
-            check_texts(group, opened)
+            check_texts(group, opened, opened.vocab_size, "the model")
         return str(caught.value)
 
     assert set(run_threads(ranks, rank)) == {f"can't read {data}/valid/tokens.bin: No such file or directory"}
