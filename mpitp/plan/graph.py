@@ -22,15 +22,17 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
+from mpitp.layers.experts import Experts
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send, TypedLayer, Wrapper, unwrapped
 from mpitp.layers.loss import VocabParallelCrossEntropy
+from mpitp.layers.mixture import MixtureOfExperts, SharedExpert
 from mpitp.layers.param import Param
 from mpitp.layers.recompute import Recompute
 from mpitp.layers.rows import Rows
 from mpitp.models.model import EMBEDDING, CausalLM
 from mpitp.models.stages import Chunk
 from mpitp.plan.kept import Sizes, kept_of
-from mpitp.plan.operations import RESIDUAL, Cost, Ends, cost_of
+from mpitp.plan.operations import RESIDUAL, Cost, Ends, cost_of, gate_cost
 from mpitp.trace.traffic import wire_bytes
 
 INDEX_BYTES = 8
@@ -232,7 +234,23 @@ class _ChunkGraph:
         if joins:
             branches = [place for place in own if place not in self.consumed]
             result = self._add_join(f"{name}.{joins[0].name}", name, (*branches, past), passes, behind=True)
+        if isinstance(layer, MixtureOfExperts):
+            result = self._join_mixture(name, layer, passes)
+        if isinstance(layer, SharedExpert):
+            tensor = self._tensor(self.types[name].outgoing)
+            size = tensor.rows * tensor.width
+            cost = gate_cost(Ends(self.sizes.rows, size, size, self.sizes.item, self.sizes.wide))
+            result = self._add_own(f"{name}.gate", tensor, (result, past), cost, passes)
         self.made[name] = result
+
+    def _join_mixture(self, name: str, layer: MixtureOfExperts, passes: int) -> str:
+        """Experts wait for the router too; what they have made is added to what the shared expert has."""
+        router, experts = f"{name}.router", f"{name}.experts"
+        self.chains[experts].sources += (router,)
+        self.consumed.add(router)
+        if layer.shared is None:
+            return experts
+        return self._add_join(f"{name}.sum", name, (experts, self.made[f"{name}.shared"]), passes, behind=True)
 
     def _add_leaf(self, name: str, layer: Layer, passes: int) -> None:
         typed = self.types[name]
@@ -263,6 +281,10 @@ class _ChunkGraph:
         typed = self.types[like]
         tensor = self._tensor(typed.outgoing if behind else typed.incoming)
         cost = Cost(RESIDUAL, moved=((len(sources) + 1) * tensor.num_bytes, 3 * tensor.num_bytes))
+        return self._add_own(name, tensor, sources, cost, passes)
+
+    def _add_own(self, name: str, tensor: Tensor, sources: tuple[str, ...], cost: Cost, passes: int) -> str:
+        """What a layer that is made of others does by itself."""
         forward: list[Node] = [replace(_operation(name, FORWARD, cost, tensor, 0), passes=passes)]
         self._add_chain(name, _Chain(forward, [_operation(name, BACKWARD, cost, tensor, 0)], sources))
         return name
@@ -321,6 +343,8 @@ class _ChunkGraph:
         for send in (each for each in layer.sends() if sizes[each.axis] > 1):
             is_forward = send.phase == FORWARD
             early = (is_entry or send.axis == "cp") if is_forward else is_exit and not is_entry
+            if isinstance(layer, Experts):  # rows are gathered and sent to them before, and summed behind
+                early = send.op in ("all_gather", "all_to_all")
             number = len(before[send.phase] + behind[send.phase])
             made = self._collective(name, send, ends if is_forward else ends[::-1], number)
             made = replace(made, is_hidden=is_entry and not is_forward)
@@ -332,8 +356,9 @@ class _ChunkGraph:
         by the rows that go in, times the send's width.
         """
         item = wide_dtype(self.model.dtype).itemsize if send.is_wide else self.sizes.item
+        item = INDEX_BYTES if send.is_index else item
         ranks = self.model.site.mesh.sizes[send.axis]
-        size = Fraction(send.calls * ends[0].rows * send.width * item)
+        size = Fraction(send.calls * (ends[0].rows * send.width * item + send.fixed_bytes))
         size = size * send.summands / ranks if send.summands else size
         out = ends[1]
         if send.op == "all_gather":

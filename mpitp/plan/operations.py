@@ -7,6 +7,7 @@ weight [n, k], a local query heads and g KV heads of width d; q x u: the tiles o
 |-------------|-----------------------------|-----------------------------------------------------------------|
 | product     | 2 t n k, 4 t n k            | t k + n k + t n,  2 t n + 2 t k + n k (weights) + n k (gradient)|
 | attention   | 4 a q u d, 10 a q u d       | t (a + 2g) d + t a d,  2 t (a + 2g) d + 2 t a d                 |
+| experts     | as a product: k t rows, n = 3 f/tp                                            |
 | lookup      | none                        | 2 t h, 2 t h                                                    |
 | elementwise | none                        | in + out, in + 2 out                                            |
 | residual    | none                        | 3 t' h, 3 t' h                                                  |
@@ -26,6 +27,7 @@ import numpy as np
 from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.experts import Experts
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -33,6 +35,7 @@ from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.partition import piece_of
 from mpitp.layers.ring_keys import RingKeys
+from mpitp.layers.router import Router
 from mpitp.layers.rows import Rows, Run
 from mpitp.ops.sight import Sight
 
@@ -73,6 +76,10 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             return _product(layer, ends)
         case AttentionHeads():
             return _attention(layer, ends, rows)
+        case Router():
+            return _router(layer, ends)
+        case Experts():
+            return _experts(layer, ends)
         case VocabParallelEmbedding():
             return Cost(LOOKUP, moved=(2 * ends.given * ends.item, 2 * ends.given * ends.wide))
         case VocabParallelCrossEntropy():
@@ -81,7 +88,7 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
     kind = NORM if isinstance(layer, LayerNorm | RMSNorm) else ELEMENTWISE
     if not isinstance(layer, PositionEmbedding) and any(param.data.ndim > 1 for param in layer.params().values()):
         raise ConfigError(
-            f"plan graph has no formula for the work of a {type(layer).__name__}; it knows decoders without experts"
+            f"plan graph has no formula for the work of a {type(layer).__name__}; it knows the layers of decoders"
         )
     return Cost(kind, moved=_elementwise(ends))
 
@@ -98,6 +105,31 @@ def _product(layer: ColumnParallelLinear | RowParallelLinear, ends: Ends) -> Cos
     forward = (t * k + n * k + t * n) * ends.item
     backward = (2 * t * n + 2 * t * k + n * k) * ends.item + n * k * ends.wide
     return Cost(PRODUCT, (2 * t * n * k, 2 * t * (own + n) * k), (forward, backward), (t, n, k))
+
+
+def _router(layer: Router, ends: Ends) -> Cost:
+    """Its product; what else it does goes over its few columns."""
+    e, h = layer.product.shape
+    t = ends.taken // h
+    forward, backward = (t * h + e * h) * ends.item, (2 * t * h + e * h) * ends.item + e * h * ends.wide
+    table = 6 * t * e * ends.wide
+    return Cost(PRODUCT, (2 * t * e * h, 4 * t * e * h), (forward + table, backward + table), (t, e, h))
+
+
+def _experts(layer: Experts, ends: Ends) -> Cost:
+    """Of rows that the routing deals evenly, k of a token: gate, up and down take as much as one product with 3f."""
+    (e, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
+    t, n = ends.rows * layer.sizes.top_k, columns + f
+    forward = (t * (2 * h + n) + e * n * h) * ends.item
+    backward = (t * (4 * h + 2 * n) + e * n * h) * ends.item + e * n * h * ends.wide
+    return Cost(PRODUCT, (2 * t * n * h, 4 * t * n * h), (forward, backward), (t, n, h))
+
+
+def gate_cost(ends: Ends) -> Cost:
+    """Of the shared expert's gate: a product with one column, by which rows are multiplied."""
+    forward = (ends.taken + ends.given) * ends.item
+    flops = 2 * ends.taken
+    return Cost(ELEMENTWISE, (flops, 2 * flops), (forward, 2 * forward))
 
 
 def _attention(layer: AttentionHeads, ends: Ends, rows: Rows) -> Cost:

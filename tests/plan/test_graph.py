@@ -13,16 +13,16 @@ import pytest
 from mpitp.bench.traffic import step_traffic
 from mpitp.comm import Group, run_threads
 from mpitp.comm.mesh import abstract_mesh, make_mesh
-from mpitp.errors import ConfigError
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, CausalLM, build_model, config_from_hf
 from mpitp.models.registry import abstract_model, recompute_blocks
-from mpitp.plan.graph import Collective, Operation, rank_graph
+from mpitp.plan.graph import Collective, Operation, RankGraph, rank_graph
 from mpitp.plan.kept import Sizes, kept_of_chunk
 from mpitp.plan.step_graph import step_graph
 from mpitp.train.setup import run_source
 from tests.models.model_cases import CONFIGS
+from tests.plan.cases import MOE
 from tests.sharded import fill
 from tests.trace.test_axes import LAYOUTS, traced
 from tests.train.layouts import layout_config
@@ -208,13 +208,29 @@ def _of_rank(config: Any, decoder: Any, rank: int) -> CausalLM:
     return recompute_blocks(model, config.train.recompute)
 
 
-def test_a_layer_without_a_formula_is_refused() -> None:
-    """Work that nobody has counted isn't told as none."""
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"ep": 2}, {"ep": 2, "tp": 2}], ids=str)
+def test_a_mixture_of_experts(mesh: dict[str, int]) -> None:
+    """Products of the rows as dealt evenly, the router before its experts, and the ledger's bytes of an exchange."""
+    site = make_site(abstract_mesh(mesh))
+    model = abstract_model(config_from_hf(MOE), site)
+    graph, t, h, tp = rank_graph(model, Rows.of((8,))), 8, 48, mesh.get("tp", 1)
+    experts = graph.nodes["blocks.0.mlp.experts"]
+    assert isinstance(experts, Operation) and experts.flops == 2 * (2 * t) * (3 * 40 // tp) * h
+    assert "blocks.0.mlp.router" in graph.nodes and _comes_from(graph, "blocks.0.mlp.experts", "blocks.0.mlp.router")
+    for branch in ("experts", "shared.gate", "shared.mlp.down"):
+        assert _comes_from(graph, "blocks.0.residual2", f"blocks.0.mlp.{branch}")
+    moved = [node for node in graph.nodes.values() if isinstance(node, Collective) and node.op == "all_to_all"]
+    sent = sum(node.given_bytes for node in moved if node.layer == "blocks.0.mlp.experts")
+    assert sent == (4 * 2 * t * h * 4 + 8 * 5 if "ep" in mesh else 0)
 
-    raw = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 2}
-    model = abstract_model(config_from_hf(raw), make_site(abstract_mesh({"tp": 2})))
-    with pytest.raises(ConfigError, match="no formula for the work of a Router"):
-        rank_graph(model, Rows.of((8,)))
+
+def _comes_from(graph: RankGraph, name: str, source: str) -> bool:
+    found, left = set(), [name]
+    while left:
+        node = left.pop()
+        found.add(node)
+        left += [each for each in graph.nodes[node].inputs if each not in found]
+    return source in found
 
 
 def test_operations_add_up() -> None:
