@@ -18,6 +18,7 @@ from mpitp.plan.space import Units, check_layout, divisors
 from mpitp.plan.sums import Span
 
 AS_FAST = 1.02  # at most so many times as long is as fast
+ALL_TRIED = 16  # ranks up to which every smaller number is looked at
 SPARE_SECONDS = 1.1  # estimates in closed form may be so much above what a pipeline takes
 
 
@@ -146,14 +147,22 @@ def _across(problem: Problem, ranks: int) -> StepCost | None:
 
 
 def _fewer(problem: Problem, best: StepCost) -> StepCost | None:
-    """The fewest of some smaller numbers of ranks that are as fast: halves and other parts, from the largest on."""
-    found: StepCost | None = None
-    for ranks in reversed(divisors(best.layout.ranks)[:-1]):
-        cost = fastest(problem, ranks, longest=SPARE_SECONDS * AS_FAST * best.seconds)
-        if cost is None or cost.seconds > AS_FAST * best.seconds:
+    """The fewest of some smaller numbers of ranks that are as fast, from the largest on until one is slower."""
+    ranks, found = best.layout.ranks, None
+    for fewer in _smaller(ranks):
+        cost = fastest(problem, fewer, longest=SPARE_SECONDS * AS_FAST * best.seconds)
+        if cost is not None and cost.seconds <= AS_FAST * best.seconds:
+            found = cost
+        elif cost is not None or ranks > ALL_TRIED:
             break
-        found = cost
     return found
+
+
+def _smaller(ranks: int) -> list[int]:
+    """Numbers below: parts of it and powers of two, and all of a few ranks."""
+    powers = [1 << i for i in range(ranks.bit_length())]
+    every = range(1, ranks) if ranks <= ALL_TRIED else ()
+    return sorted((n for n in {*divisors(ranks), *powers, *every} if n < ranks), reverse=True)
 
 
 def _compare(problem: Problem, config: RunConfig, best: Layout, text: str, ranks: int) -> Compared:

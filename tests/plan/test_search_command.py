@@ -13,6 +13,7 @@ import pytest
 from mpitp.cli import main
 from mpitp.config import run_config_from
 from mpitp.errors import ConfigError
+from mpitp.plan.choice import AS_FAST
 from mpitp.plan.job_file import job_text
 from mpitp.plan.layout import Layout
 from mpitp.plan.run_file_edit import edit_run_file
@@ -93,6 +94,17 @@ def test_numbers(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = told["best"][0]
     assert best["seconds"] == pytest.approx(sum(best["parts"].values()))
     assert told["across"] is None or told["across"]["layout"]["tp"] > 16
+
+
+def test_fewer_ranks_that_are_as_fast(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """13 ranks can only be replicas, and 24 sequences take as many rounds on 12 of them; a part of 24 is no worse."""
+    assert plan(run_file, "--ranks", "13", "--best", "1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    fewer = told["fewer"]["layout"]
+    assert fewer["pp"] * fewer["dp"] * fewer["cp"] * fewer["tp"] < 13
+    assert told["fewer"]["seconds"] <= AS_FAST * told["best"][0]["seconds"]
+    assert plan(run_file, "--ranks", "13", "--best", "1") == 0
+    assert " ranks are as fast: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
