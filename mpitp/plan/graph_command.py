@@ -160,7 +160,7 @@ def _tables(args: argparse.Namespace, mesh: dict[str, int]) -> dict[str, dict[st
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"--{name} must be at least 1, got {size}")
-    size = sizes["batch"] * sizes["microbatches"] * mesh.get("dp", 1)
+    size = sizes["batch"] * sizes["microbatches"] * mesh.get("dp", 1) * mesh.get("ep", 1)
     return {
         "model": {"config": str(args.model)},
         "data": {"train": "text", "seq_len": sizes["seq"]},
@@ -171,12 +171,13 @@ def _tables(args: argparse.Namespace, mesh: dict[str, int]) -> dict[str, dict[st
 
 def _mesh(words: str) -> dict[str, int]:
     """tp=2,pp=2 as sizes. Raises UsageError for what isn't written so."""
+    from mpitp.comm.mesh import AXES
     from mpitp.errors import UsageError
 
     sizes = {}
     for word in filter(None, words.split(",")):
         axis, equals, size = word.partition("=")
-        if not equals or axis not in ("tp", "pp", "dp", "cp") or not size.isdigit() or not int(size):
-            raise UsageError(f"--mesh {words}: expected ranks along the axes tp, pp, dp or cp, such as tp=2,pp=2")
+        if not equals or axis not in AXES or not size.isdigit() or not int(size):
+            raise UsageError(f"--mesh {words}: expected ranks along the axes tp, pp, dp, ep or cp, such as tp=2,pp=2")
         sizes[axis] = int(size)
     return sizes

@@ -102,7 +102,7 @@ def step_graph(config: RunConfig, decoder: DecoderConfig, ranks: int) -> StepGra
     chunks = stage_chunks(config, decoder, first, sizes["pp"])
     rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
     graphs = zip(stage_graphs(first, rows, chunks), stage_graphs(last, rows, chunks), strict=True)
-    count = len(Deal(0, sizes["dp"]).of(num_microbatches(config)))
+    count = len(Deal(0, sizes["dp"] * sizes["ep"]).of(num_microbatches(config)))
     update = _Update(first, config.optim.zero, count, ranks, norm_slots(decoder, first.site.num_blocks or sizes["tp"]))
     stages = []
     for number, (own, both) in enumerate(zip(chunks, graphs, strict=True)):
@@ -172,24 +172,32 @@ class _Update:
         yield self._optimizer(params)
 
     def _gradient_sums(self, params: Sequence[Param]) -> Iterator[Node]:
-        mesh, zero = self.mesh, self.zero
-        dealt = [param for param in params if mesh.along(*data_axes(param.placement)).size > 1]
-        if dealt:
-            axes = data_axes(dealt[0].placement)
-            ranks, axis = mesh.along(*axes).size, "+".join(each for each in axes if mesh.sizes[each] > 1)
-            grads = sum(param.data.size * param.grad_dtype.itemsize for param in dealt)
-            weights = sum(self._own(param) * param.data.dtype.itemsize for param in dealt)
-            if zero == 0:
-                yield _once("gradients", "all_reduce sum", axis, ranks, grads, is_hidden=True)
-            else:
-                rounds = self.microbatches if zero > 1 else 1
-                yield _once("gradients", "reduce_scatter", axis, ranks, grads * rounds, rounds, is_hidden=True)
-                gathers = 2 * self.microbatches if zero == 3 else 1
-                yield _once("weights", "all_gather", axis, ranks, weights * gathers, gathers, is_hidden=zero == 3)
+        mesh = self.mesh
+        kinds: dict[tuple[str, ...], list[Param]] = {}  # experts that are dealt over ep are summed along fewer axes
+        for param in params:
+            axes = tuple(axis for axis in data_axes(param.placement) if mesh.sizes[axis] > 1)
+            if axes:
+                kinds.setdefault(axes, []).append(param)
+        most = max(kinds, key=len, default=())
+        for axes, dealt in kinds.items():
+            yield from self._dealt_sums("" if axes == most else " of experts", axes, dealt)
         partial = [param for param in params if "tp" in param.placement.partial and mesh.sizes["tp"] > 1]
         if partial:
             size = sum(self._kept(param) * param.grad_dtype.itemsize for param in partial)
             yield _once("gradients of whole parameters", "all_reduce sum", "tp", mesh.sizes["tp"], size)
+
+    def _dealt_sums(self, whose: str, axes: tuple[str, ...], dealt: Sequence[Param]) -> Iterator[Node]:
+        """Along the axes of data that these parameters have copies along."""
+        zero, ranks, axis = self.zero, self.mesh.along(*axes).size, "+".join(axes)
+        grads = sum(param.data.size * param.grad_dtype.itemsize for param in dealt)
+        weights = sum(self._own(param) * param.data.dtype.itemsize for param in dealt)
+        if zero == 0:
+            yield _once(f"gradients{whose}", "all_reduce sum", axis, ranks, grads, is_hidden=True)
+            return
+        rounds = self.microbatches if zero > 1 else 1
+        yield _once(f"gradients{whose}", "reduce_scatter", axis, ranks, grads * rounds, rounds, is_hidden=True)
+        gathers = 2 * self.microbatches if zero == 3 else 1
+        yield _once(f"weights{whose}", "all_gather", axis, ranks, weights * gathers, gathers, is_hidden=zero == 3)
 
     def _tied_sums(self, names: Sequence[str]) -> Iterator[Node]:
         """Each of the two stages sends its summand to the other."""

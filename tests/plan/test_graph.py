@@ -93,10 +93,14 @@ def test_flops_are_those_of_the_products_that_a_run_computes(
     assert sum(counts) == expected
 
 
+MIXTURES: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"ep": 2, "tp": 1}, {"model": "qwen2_moe"}),
+    (4, {"ep": 2, "tp": 2}, {"model": "mixtral"}),
+]
 PLAIN = [case for case in LAYOUTS if not {"model", "train_invariant"} & set(case[2]) and case[2].get("optim_zero") != 3]
 
 
-@pytest.mark.parametrize(("ranks", "mesh", "keys"), PLAIN, ids=str)
+@pytest.mark.parametrize(("ranks", "mesh", "keys"), PLAIN + MIXTURES, ids=str)
 def test_bytes_are_those_that_a_traced_run_hands_over(
     ranks: int,
     mesh: dict[str, Any],
@@ -104,17 +108,20 @@ def test_bytes_are_those_that_a_traced_run_hands_over(
     data: Path,
     tmp_path: Path,
 ) -> None:
-    """On the first rank of each stage (the mean along cp: rows are exchanged for heads), along every axis, twice."""
+    """On the first rank of each stage, along every axis, twice; the mean along cp and ep, where rows are exchanged for
+    heads, and go to experts.
+    """
     trace = traced(ranks, data, tmp_path, mesh, keys)
-    config = layout_config(data, tmp_path / "again", mesh, keys, train_steps=2, train_global_batch_size=4)
+    model, layout = keys.get("model", "gpt2"), {key: value for key, value in keys.items() if key != "model"}
+    config = layout_config(data, tmp_path / "again", mesh, layout, model, train_steps=2, train_global_batch_size=4)
     graph = step_graph(config, config_from_hf({**config.model.fields, "vocab_size": 256 + 1}), ranks)
-    in_stage, cp, tp = ranks // graph.sizes["pp"], graph.sizes["cp"], graph.sizes["tp"]
+    in_stage, mean, tp = ranks // graph.sizes["pp"], graph.sizes["cp"] * graph.sizes["ep"], graph.sizes["tp"]
     for stage in graph.stages:
         counted: Counter[str] = Counter()
         for row in trace.ledger:
             if row.formula and row.kind != "recv":
                 begin = stage.stage * in_stage
-                counted[row.axis] += sum(row.bytes_by_rank[begin : begin + cp * tp : tp]) // cp
+                counted[row.axis] += sum(row.bytes_by_rank[begin : begin + mean * tp : tp]) // mean
         own: Counter[str] = Counter()
         for node in stage.first.collectives:
             if node.op != "recv":
