@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.checkpoint.together import on_first_rank
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.data.tokenizer import load_tokenizer
+    from mpitp.data.tokenizer import check_rows, load_tokenizer
     from mpitp.evaluate.perplexity import Windows, perplexity
     from mpitp.layers.site import make_site
     from mpitp.progress_bar import progress_bar
@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.model)
     length, stride = _window(args, config.max_positions)
     content = on_first_rank(group, lambda: _read(args.text))
-    ids = load_tokenizer(args.model).encode(decode_text(content, args.text))
+    tokenizer = load_tokenizer(args.model)
+    ids = tokenizer.encode(decode_text(content, args.text))
+    check_rows(tokenizer, [ids], config.vocab_size, args.model)
     model = load_model(args.model, make_site(group, dtype=args.dtype, device=device), config=config)
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
