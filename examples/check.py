@@ -73,11 +73,29 @@ def is_right(given: str, answer: Any) -> bool:
 def _is_one(word: str, wanted: Any) -> bool:
     if isinstance(wanted, str):
         return word == wanted.lower()
+    if not _is_number(word):
+        return False
+    return abs(float(word) - wanted) <= (0.01 * abs(wanted) if isinstance(wanted, float) else 0)
+
+
+def expected(given: str, answer: Any) -> str | None:
+    """What kind of answer is asked for, where `given` is none of its kind; that is no try, and costs nothing."""
+    words, wanted = given.replace(",", " ").lower().split(), answer[0] if isinstance(answer, list | tuple) else answer
+    if not isinstance(wanted, str):
+        return None if words and all(map(_is_number, words)) else "numbers" if wanted is not answer else "a number"
+    if wanted in ("yes", "no"):
+        return None if words in (["yes"], ["no"]) else "yes or no"
+    if len(wanted) == 1:
+        return None if len(words) == 1 and len(words[0]) == 1 and words[0].isalpha() else "a letter"
+    return None if words and not any(map(_is_number, words)) else "a word"
+
+
+def _is_number(word: str) -> bool:
     try:
-        number = float(word)
+        float(word)
     except ValueError:
         return False
-    return abs(number - wanted) <= (0.01 * abs(wanted) if isinstance(wanted, float) else 0)
+    return True
 
 
 def revealed(text: str) -> str:
@@ -91,6 +109,9 @@ def ask(exercise: Any, lines: Iterator[str]) -> int | None:
     answer = exercise.answer()
     for points in POINTS:
         given = next(lines, None)
+        while given is not None and (kind := expected(given, answer)):
+            say(f"That is not an answer; {kind}, please.", "  ")
+            given = next(lines, None)
         if given is None:
             return None
         if is_right(given, answer):

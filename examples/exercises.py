@@ -82,7 +82,7 @@ EXERCISES: dict[str, list[Exercise]] = {
     ],
     "03": [
         Exercise(
-            "Forward, CopyToTP does nothing. What does its backward call?  a nothing   b all_reduce   c all_gather",
+            "Forward, CopyToTP does nothing. What does its backward call?\na nothing   b all_reduce   c all_gather",
             lambda: {"all_reduce": "b", "all_gather": "c"}.get((linear_pass("column", 3, 3, 4, 7).ops or [""])[0], "a"),
             "x was used on every rank, and each use adds to the gradient.",
             why="Na nyy-erqhpr: gur nqwbvag bs pbclvat gb c enaxf vf nqqvat hc c tenqvragf.",

@@ -113,6 +113,25 @@ def test_importing_every_module_starts_and_sets_nothing() -> None:
     assert result.stdout + result.stderr == ""
 
 
+IMPORT_WITHOUT = """
+import importlib, sys
+for name in sys.argv[1].split():
+    sys.modules[name] = None
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+ONLY_IN_TESTS = "safetensors openai nbclient ipykernel pytest hypothesis matplotlib PIL transformers"
+NEED_NO_EXTRA = ("step", "train", "infer", "verify", "trace", "plan", "checkpoint", "convert", "data", "doctor")
+
+
+def test_a_base_install_can_import_every_verb() -> None:
+    # The tests' environment has more libraries than a reader's: what only it has must not be needed.
+    parts = [PACKAGE / part for part in NEED_NO_EXTRA]
+    names = [module_name(path) for path in FILES if any(part in path.parents for part in parts)]
+    result = run_python(IMPORT_WITHOUT, ONLY_IN_TESTS + " numba llvmlite fastapi uvicorn pydantic starlette", *names)
+    assert result.returncode == 0, result.stderr
+
+
 def test_importing_package_and_command_line_brings_in_no_numpy() -> None:
     code = 'import sys, mpitp, mpitp.cli; print(*sorted({"numpy", "mpi4py", "cupy", "tokenizers"} & set(sys.modules)))'
     result = run_python(code)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load
 
 from mpitp.checkpoint.load import load_config
+from mpitp.checkpoint.safetensors_file import SafetensorsFile
 
 DIRECTORY = Path(str(resources.files("mpitp.step").joinpath("tiny")))
 _FIELDS = ("hidden_size", "num_layers", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab_size", "max_positions")
@@ -22,7 +22,10 @@ _FIELDS = ("hidden_size", "num_layers", "heads", "kv_heads", "head_dim", "ffn_hi
 def tiny_model() -> dict[str, Any]:
     """Sizes, the tensors as name: [first element, rows, columns], and all elements as float16 in base64."""
     config = load_config(DIRECTORY)
-    tensors = load((DIRECTORY / "model.safetensors").read_bytes())
+    with SafetensorsFile(DIRECTORY / "model.safetensors") as file:
+        tensors = {name: np.empty(info.shape, np.float32) for name, info in file.tensors.items()}
+        for name, tensor in tensors.items():
+            file.read(name, tensor)
     places, start = {}, 0
     for name, tensor in tensors.items():
         places[name] = [start, *tensor.shape] if tensor.ndim == 2 else [start, 1, *tensor.shape]

@@ -59,6 +59,7 @@ def test_answers_are_those_counted_by_hand(name: str) -> None:
     for exercise, by_hand in zip(ALL[name], ANSWERS[name], strict=True):
         answer = exercise.answer()
         assert check.is_right(by_hand, answer) and check.is_right(check.told(answer), answer)
+        assert check.expected(by_hand, answer) is None
         for wrong in ("", "x", f"{by_hand} 1", f"7{by_hand}"):
             assert not check.is_right(wrong, answer)
 
@@ -88,6 +89,16 @@ def test_wrong_answers_get_a_hint_and_then_the_reason() -> None:
     assert "Not so. A hint: x was used on every rank" in done.stdout
     assert "It is 96. dx is [3, 4] on every" in done.stdout
     assert done.stdout.endswith("SCORE  1 of 6\n")
+
+
+def test_what_is_no_answer_is_no_try() -> None:
+    done = run("03", answers="1\n\nb\n96 bytes\n96\n1a\n1\n")
+    assert done.stdout.count("That is not an answer; a letter, please.") == 2
+    assert done.stdout.count("That is not an answer; a number, please.") == 2
+    assert done.stdout.endswith("SCORE  6 of 6\n")
+    wanted = [check.expected("?", answer) for answer in (3, 0.5, [1, 2], "V", "yes", "dp")]
+    assert wanted == ["a number", "a number", "numbers", "a letter", "yes or no", None]
+    assert check.expected("3 3", [1, 2, 3]) is None  # too few are wrong: how many there are may be the question
 
 
 @pytest.mark.parametrize("words", [[], ["00"], ["breaks", "0"], ["breaks", "1", "2"], ["03", "04"]])
