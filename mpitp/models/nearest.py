@@ -78,4 +78,5 @@ def advice(model_type: object, supported: Collection[str]) -> str:
     if model_type in NO_DECODERS:
         return f"; it is {NO_DECODERS[model_type]}"
     close = difflib.get_close_matches(model_type[:80].lower().replace("-", "_"), supported, n=1, cutoff=0.7)
-    return f"; was {close[0]!r} meant?" if close else ""
+    own = "; one of your own is registered by register_model or an entry point of the group mpitp.models"
+    return f"; was {close[0]!r} meant?" if close else own

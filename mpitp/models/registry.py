@@ -117,7 +117,12 @@ def register_model(model_type: str, kind: ModelType) -> None:
 def _find_installed(model_type: str) -> None:
     """Register a type that an installed package offers, where one does."""
     for offer in entry_points(group=ENTRY_POINTS, name=model_type):
-        kind = offer.load()
+        try:
+            kind = offer.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"the entry point {offer.name} = {offer.value} of {ENTRY_POINTS} can't be loaded: {error}"
+            ) from error
         if not isinstance(kind, ModelType):
             raise ConfigError(
                 f"the entry point {offer.name} = {offer.value} of {ENTRY_POINTS} is no ModelType: {kind!r:.80}"
@@ -134,9 +139,10 @@ def config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> Decoder
     if isinstance(model_type, str) and model_type not in MODEL_TYPES:
         _find_installed(model_type)
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        known = list(dict.fromkeys([*MODEL_TYPES, *entry_points(group=ENTRY_POINTS).names]))
         raise ConfigError(
-            f"config.json: model_type {model_type!r:.80} is not supported; supported: {', '.join(MODEL_TYPES)}"
-            f"{advice(model_type, MODEL_TYPES)}"
+            f"config.json: model_type {model_type!r:.80} is not supported; supported: {', '.join(known)}"
+            f"{advice(model_type, known)}"
         )
     floats, grouping = without_grouping(raw)
     config = MODEL_TYPES[model_type].read_config(floats)

@@ -69,12 +69,26 @@ def test_an_installed_package_brings_its_type(monkeypatch: pytest.MonkeyPatch) -
     offers = {
         "two_gates": "examples.your_own_model:TWO_GATES",
         "broken": "examples.your_own_model:RAW",
+        "absent": "examples.your_own_model:THREE_GATES",
+        "moved": "examples.no_such_file:TWO_GATES",
     }
     points = EntryPoints(EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in offers.items())
     monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
     assert config_from_hf(RAW).model_type == "two_gates" and MODEL_TYPES["two_gates"] is TWO_GATES
     with pytest.raises(ConfigError, match="broken = examples.your_own_model:RAW of mpitp.models is no ModelType"):
         config_from_hf(RAW | {"model_type": "broken"})
+    for name in ("absent", "moved"):
+        with pytest.raises(ConfigError, match=f"{name} = examples.* of mpitp.models can't be loaded: .*(no|No) "):
+            config_from_hf(RAW | {"model_type": name})
+
+
+def test_a_slip_is_told_beside_what_packages_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("three_doors", "nowhere:MODEL", registry.ENTRY_POINTS)])
+    monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
+    with pytest.raises(ConfigError, match="supported: gpt2, .*, three_doors; was 'three_doors' meant?"):
+        config_from_hf(RAW | {"model_type": "three_door"})
+    with pytest.raises(ConfigError, match="registered by register_model or an entry point of the group mpitp.models"):
+        config_from_hf(RAW | {"model_type": "unheard-of"})
 
 
 def test_what_would_be_another_type_in_silence_is_refused() -> None:

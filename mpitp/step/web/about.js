@@ -14,7 +14,7 @@ function equation(text) {
 function about(op) {
   const kind = op.collective ? "comm" : op.phase;
   const card = element("div", {class: "card"},
-    element("h2", {}, op.layer),
+    element("h2", {}, ...op.layer.split(/(?<=\.)/).flatMap((part, at) => at ? [element("wbr"), part] : [part])),
     element("div", {class: "kind"}, element("span", {class: `phase ${kind}`}, op.collective || op.phase),
       element("span", {}, (op.collective ? `in ${op.phase}` : op.title) + placeOf(op)), codeButton()),
     equation(op.equation));

@@ -9,12 +9,14 @@ const keys = {
   i: () => otherFilm(film.ranks, !film.invariant), t: toggleTheme, "?": () => $("help").showModal(),
 };
 for (let ranks = 1; ranks <= 9; ranks++) keys[ranks] = () => otherFilm(ranks, film.invariant);
-document.addEventListener("keydown", event => {
+function pressed(event) {
   const isBusy = document.querySelector("dialog[open]") || event.target.closest?.("select, input");
-  if (event.ctrlKey || event.metaKey || event.altKey || isBusy || !(event.key in keys)) return;
+  const action = event.ctrlKey || event.metaKey || event.altKey || isBusy ? null : actionOf(event.key);
+  if (!action) return;
   event.preventDefault();
-  keys[event.key]();
-});
+  action();
+}
+document.addEventListener("keydown", pressed);
 window.addEventListener("resize", redraw);
 window.addEventListener("hashchange", () => show(+location.hash.slice(1) || start.at));
 $("theme").addEventListener("click", toggleTheme);

@@ -1,5 +1,25 @@
 /* In front of a class: presentation mode, speaker notes in a window of their own, a slide an operation on paper. */
 
+/* What a clicker sends besides Page Down and Page Up: F5 starts, b or . darkens the screen until the next key, Escape
+   ends (where there is a full screen, the browser ends it by itself). Returns what a key does, or nothing. */
+function actionOf(key) {
+  const presents = document.body.classList.contains("present");
+  if (document.body.classList.contains("darkened")) return darken;
+  if (key === "F5") return presents ? () => {} : togglePresent;
+  if (presents && (key === "b" || key === ".")) return darken;
+  return presents && key === "Escape" ? togglePresent : keys[key];
+}
+function darken() { document.body.classList.toggle("darkened"); }
+
+/* Nobody scrolls in front of a class: what is told gets smaller until it fits as the arrays do. */
+function fitAbout() {
+  const box = $("about"), foot = document.querySelector("footer");
+  const fits = () => [...box.children].every(node => node.getBoundingClientRect().bottom <= foot.getBoundingClientRect().top);
+  box.style.fontSize = "";
+  if (document.body.classList.contains("present"))
+    for (let percent = 100; percent > 55 && !fits(); percent -= 5) box.style.fontSize = `${percent}%`;
+}
+
 let notes = null;  /* the window */
 
 function togglePresent() {
@@ -17,6 +37,7 @@ function toggleNotes() {
   notes = window.open("", "mpitp-notes", "width=640,height=480");
   if (!notes) return $("notes").showModal();  /* windows are blocked */
   notes.document.title = "notes";
+  notes.document.addEventListener("keydown", pressed);  /* the window in front has the keys, and so the clicker */
   tellNotes();
 }
 /* What a speaker may say: why, what breaks, what to ask, what comes next. */

@@ -7,6 +7,7 @@ function show(number) {
   player = null;
   unlight();
   $("about").replaceChildren(...about(op));
+  fitAbout();
   drawArrays(op, palette);
   $("chapter").value = op.chapter;
   tellNotes();
