@@ -112,7 +112,7 @@ def _sides(value: Any) -> tuple[int, ...]:
 def load_image(path: str | Path, how: Preprocessing, channels: int) -> np.ndarray:
     """One image file, preprocessed: [c, h, w] float32. Raises FileError where it can't be read as an image."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ConfigError('images are read by Pillow: pip install "mpitp[vision]"') from error
     if channels not in (1, 3):
@@ -125,7 +125,9 @@ def load_image(path: str | Path, how: Preprocessing, channels: int) -> np.ndarra
         with Image.open(io.BytesIO(content)) as opened:
             image = opened.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow raises many kinds for damaged files
-        raise FileError(f"{path} can't be read as an image: {error}") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # whose own words name an object in memory
+        why = "it has no form that Pillow knows" if unknown else str(error)
+        raise FileError(f"{path} can't be read as an image: {why}") from error
     pixels = np.asarray(_resized(image, how))
     return how.normalised(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
 

@@ -62,11 +62,19 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.models.encoders import is_encoder
+    from mpitp.models.encoders import ENCODER_TYPES, is_encoder
+    from mpitp.models.nearest import what_it_is
+    from mpitp.models.vision_config import CLASSES, is_vision
 
     group, device = start_job(args.device)
     agree(group, lambda: call_facts("classify", args, ["model"]) | model_facts("--model", args.model))
-    classified = _of_texts if is_encoder(read_config(args.model)) else _of_images
+    raw = read_config(args.model)
+    if not (is_encoder(raw) or is_vision(raw)):
+        raise ConfigError(
+            f"{args.model}: config.json: a model of type {raw.get('model_type')!r:.60} has no classes; expected an encoder "
+            f"({', '.join(ENCODER_TYPES)}) or a vision transformer ({', '.join(CLASSES)}){what_it_is(raw.get('model_type'))}"
+        )
+    classified = _of_texts if is_encoder(raw) else _of_images
     lines = classified(args, group, device)
     if group.rank == 0:
         for line in lines:

@@ -46,6 +46,25 @@ NEAREST: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), ("gemma3_text", "embeddings of each block's own, and more")),
     **dict.fromkeys(("qwen3_next", "bamba", "falcon_h1", "zamba2", "jamba"), ("llama", "some blocks are recurrent")),
 }
+_SAME = "only the name is another"
+# the same for types of the other kinds
+NEAREST_OTHERS: dict[str, tuple[str, str]] = {
+    "electra": ("bert", "embeddings may be narrower than blocks, and the head finds replaced tokens"),
+    "albert": ("bert", "all blocks share their weights, and embeddings are narrower"),
+    **dict.fromkeys(("deberta", "deberta-v2", "mpnet"), ("bert", "scores depend on the distance of tokens")),
+    "modernbert": ("bert", "it has RoPE, windows and gated MLPs"),
+    **dict.fromkeys(("xlm-roberta", "camembert"), ("roberta", _SAME)),
+    "deit": ("vit", "a token for distillation stands behind the class token"),
+    "beit": ("vit", "scores depend on the distance of patches"),
+    "swin": ("vit", "attention runs in shifted windows"),
+    "clip_vision_model": ("vit", "a norm stands before the blocks"),
+    "siglip_vision_model": ("vit", "there is no class token, and the pooler attends"),
+    "dinov2_with_registers": ("dinov2", "tokens that stand for no patch come behind the class token"),
+    "dinov3_vit": ("dinov2", "positions are RoPE's, and tokens that stand for no patch come behind the class token"),
+    "mt5": ("t5", _SAME),
+    "mbart": ("bart", "norms stand in front of the branches"),
+    **dict.fromkeys(("pegasus", "m2m_100"), ("marian", "norms stand in front of the branches")),
+}
 TAKEN = {  # other kinds that are supported: what each is, and what takes it
     **dict.fromkeys(
         ("bert", "roberta", "distilbert"), "an encoder: mpitp embed, classify, eval, verify, step and train take it"
@@ -58,23 +77,29 @@ TAKEN = {  # other kinds that are supported: what each is, and what takes it
 NO_DECODERS = {
     **TAKEN,
     **dict.fromkeys(("mamba", "mamba2", "rwkv", "xlstm"), "a recurrent model, without attention"),
-    **dict.fromkeys(("mt5", "pegasus", "mbart"), "an encoder with a decoder"),
     **dict.fromkeys(("clip", "siglip"), "a model of images"),
 }
 
 
 def what_it_is(model_type: object) -> str:
     """What a message adds that refuses a model of another kind; "" for one of which nothing is known."""
-    return f"; it is {TAKEN[model_type]}" if isinstance(model_type, str) and model_type in TAKEN else ""
+    if not isinstance(model_type, str):
+        return ""
+    return f"; it is {TAKEN[model_type]}" if model_type in TAKEN else _nearest(model_type)
+
+
+def _nearest(model_type: str) -> str:
+    """The nearest type of any kind, and what differs; "" for nothing known."""
+    near, difference = (NEAREST | NEAREST_OTHERS).get(model_type, ("", ""))
+    return f"; the nearest is {near!r}, but here {difference}" if near else ""
 
 
 def advice(model_type: object, supported: Collection[str]) -> str:
     """What the message adds behind the supported types: the nearest one and what differs; "" for nothing known."""
     if not isinstance(model_type, str):
         return "; it is what the file must say first"
-    if model_type in NEAREST:
-        near, difference = NEAREST[model_type]
-        return f"; the nearest is {near!r}, but here {difference}"
+    if known := _nearest(model_type):
+        return known
     if model_type in NO_DECODERS:
         return f"; it is {NO_DECODERS[model_type]}"
     close = difflib.get_close_matches(model_type[:80].lower().replace("-", "_"), supported, n=1, cutoff=0.7)

@@ -76,7 +76,8 @@ def choose(
     if ranks > machine.most_ranks:
         raise ConfigError(
             f"{ranks} ranks, but the machine file tells of one node of {machine.machine.ranks_per_node} and has no "
-            "[between_nodes]; add it, or take fewer ranks"
+            "[between_nodes]; raise [machine] ranks_per_node where the node has cores for more, add the section, or "
+            "take fewer ranks"
         )
     found = search(problem, ranks, keep)
     best = found.best[0]

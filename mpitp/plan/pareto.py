@@ -17,7 +17,9 @@ def check_front(path: Path) -> None:
     if path.suffix not in (".svg", ".png"):
         raise UsageError(f"--pareto {path}: the name must end in .svg or .png")
     if find_spec("matplotlib") is None:
-        raise UsageError(f'--pareto {path} needs matplotlib: pip install "mpitp[plot]"; the front is printed anyway')
+        raise UsageError(
+            f'--pareto {path} needs matplotlib: pip install "mpitp[plot]"; without --pareto the front is printed'
+        )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise FileError(f"can't draw to {path}: it is a directory, or {path.parent} can't be written")
 

@@ -21,7 +21,7 @@ DROPPED = {
 
 def edit_run_file(path: Path, keys: Keys) -> None:
     """Set `keys` (section: key: value). Raises ConfigError, with the lines to write by hand, where the file is written
-    in another way than sections of lines.
+    in another way than sections of lines, or tables on a line each (`train = {steps = 5}`).
     """
     try:
         before = decode_text(path.read_bytes(), path)
@@ -37,7 +37,8 @@ def edit_run_file(path: Path, keys: Keys) -> None:
     if not _is_as_wished(before, after, keys):
         wished = "\n".join(f"[{section}]\n{_lines(values)}" for section, values in keys.items())
         raise ConfigError(
-            f"{path} has these keys in another form than a line each below [section]; write there:\n{wished}"
+            f"{path} has these keys in another form than a line each below [section], or a table on one line; "
+            f"write there:\n{wished}"
         )
     replace_file(path, after)
 
@@ -61,12 +62,34 @@ def _line(text: str, section: str, name: str) -> re.Match[str] | None:
     return pattern.search(text, *span) if span else None
 
 
+def _table(text: str, section: str) -> re.Match[str] | None:
+    """The line `section = {...}` above all sections: its beginning, what is between the braces, its end."""
+    head = re.search(r"^[ \t]*\[", text, re.MULTILINE)
+    pattern = re.compile(rf"^([ \t]*{section}[ \t]*=[ \t]*\{{)([^\n]*)(\}}[ \t]*(?:#[^\n]*)?)$", re.MULTILINE)
+    return pattern.search(text, 0, head.start() if head else len(text))
+
+
+def _in_table(table: re.Match[str], name: str, value: str | None) -> str:
+    """The text with `name` set between the table's braces, or left out (None)."""
+    entries = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,"'\[{])+""", table[2])
+    kept = [entry.strip() for entry in entries if entry.strip()]
+    at = [entry.partition("=")[0].strip() for entry in kept]
+    mine = [] if value is None else [f"{name} = {value}"]
+    i = at.index(name) if name in at else len(kept)
+    kept[i : i + 1] = mine
+    return table.string[: table.start(2)] + ", ".join(kept) + table.string[table.end(2) :]
+
+
 def _without(text: str, section: str, name: str) -> str:
+    if table := _table(text, section):
+        return _in_table(table, name, None)
     line = _line(text, section, name)
     return text if line is None else text[: line.start()] + text[line.end() + 1 :]
 
 
 def _with(text: str, section: str, name: str, value: str) -> str:
+    if table := _table(text, section):
+        return _in_table(table, name, value)
     if line := _line(text, section, name):
         return text[: line.start()] + line[1] + value + line[3] + text[line.end() :]
     span = _span(text, section)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -98,6 +99,8 @@ def add_error_replies(app: FastAPI) -> None:
     async def of_path(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         words = "the body is not JSON in UTF-8" if error.status_code == 400 else str(error.detail)
+        if error.status_code == 404:
+            words += f"; with this model the server answers {', '.join(app.openapi()['paths'])}"
         return JSONResponse(error_body(words, error.status_code), error.status_code, error.headers)
 
     app.add_exception_handler(MpitpError, of_mistake)
@@ -106,17 +109,29 @@ def add_error_replies(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, of_path)
 
 
+_ALTERNATIVE = re.compile(r"\[|-str$")  # in a place: not a field, but the name of one of the types that it may have
+
+
 def _mistake(error: RequestValidationError) -> tuple[str, str | None]:
     """One sentence on the first thing that is wrong with a body, and the field's name."""
-    first = error.errors()[0]
+    first = _nearest(error.errors())
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}", None
-    field = ".".join(str(part) for part in first["loc"][1:])[:200]
+    unknown = first["type"] == "extra_forbidden"
+    field = ".".join(part for part in map(str, first["loc"][1:]) if unknown or not _ALTERNATIVE.search(part))[:200]
+    if first["type"] == "string_unicode":
+        return f"{field.split('.')[0]} holds a half of a surrogate pair, which is no character", field.split(".")[0]
     if field.split(".")[0] in ("prompt", "input") and first["type"] != "missing":
         field = field.split(".")[0]
         return f"{field} must be a text, a list of texts, token ids or a list of these, and nothing of it empty", field
-    words = "is not known" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg']}"
+    words = "is not known" if unknown else f"is wrong: {first['msg']}"
     return (f"{field} {words}" if field else f"the body {words}"), field or None
+
+
+def _nearest(errors: Sequence[Any]) -> Any:
+    """The mistake to tell: of a field that may have several types, the one found in what has one of them."""
+    same_field = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    return next((error for error in same_field if not error["type"].endswith("_type")), errors[0])
 
 
 def check_model(served: str, name: str | None) -> None:

@@ -202,7 +202,10 @@ def _check(args: argparse.Namespace) -> None:
     if args.tolerance is not None and not 0 <= args.tolerance < float("inf"):
         raise UsageError(f"--tolerance must be a number of at least 0, got {args.tolerance}")
     if args.ranks is not None and not (args.types and args.ranks >= 1):
-        raise UsageError(f"--ranks {args.ranks}: with --types, a number of at least 1; else the job's own ranks count")
+        raise UsageError(
+            f"--ranks {args.ranks} goes with --types, as a number of at least 1; else the job's own ranks count: "
+            "mpitp launch -n N -- verify"
+        )
     if args.set and args.config is None:
         raise UsageError("--set replaces keys of a run file; it goes with --config")
     for name in ("batch", "seq", "seed"):

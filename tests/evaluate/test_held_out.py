@@ -112,6 +112,11 @@ def test_classes_of_another_name_are_refused(
         (["embed", "a"], "golden_encoder_decoders/t5", "an encoder with a decoder: mpitp generate, eval"),
         (["embed", "a"], "golden_vision/vit", "a vision transformer: mpitp classify, eval"),
         (["classify", "a.png"], "golden_encoder_decoders/bart", "an encoder with a decoder: mpitp generate, eval"),
+        (
+            ["classify", "a"],
+            "golden/gpt2",
+            "has no classes; expected an encoder (bert, roberta, distilbert) or a vision",
+        ),
         (["generate", "--prompt", "a"], "golden_vision/vit", "mpitp classify, eval images"),
     ],
 )

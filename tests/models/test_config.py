@@ -13,7 +13,7 @@ from mpitp.errors import ConfigError
 from mpitp.models import MODEL_TYPES, DecoderConfig, config_from_hf
 from mpitp.models.config import file_key
 from mpitp.models.known_keys import ARCHITECTURES, FILE_KEYS, HARMLESS_KEYS, REQUIRED_VALUES
-from mpitp.models.nearest import NEAREST, NO_DECODERS
+from mpitp.models.nearest import NEAREST, NEAREST_OTHERS, NO_DECODERS, TAKEN, what_it_is
 from tests.models.model_cases import GPT2, LLAMA, LLAMA3, QWEN2
 
 LLAMA3_SCALING = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
@@ -232,6 +232,9 @@ def test_every_model_type_has_its_class_and_its_keys() -> None:
 def test_the_nearest_of_types_that_are_not_supported_are_supported() -> None:
     assert {near for near, _ in NEAREST.values()} <= set(MODEL_TYPES)
     assert not set(MODEL_TYPES) & {*NEAREST, *NO_DECODERS}
+    assert {near for near, _ in NEAREST_OTHERS.values()} <= set(TAKEN)
+    assert not {*TAKEN, *NEAREST} & set(NEAREST_OTHERS)
+    assert what_it_is("electra").startswith("; the nearest is 'bert', but here embeddings may be narrower")
 
 
 VALUES = {"tie_word_embeddings": False, "eos_token_id": 1, "bos_token_id": 2, "attention_bias": True, "mlp_bias": True}

@@ -134,7 +134,7 @@ def test_without_a_machine(run_file: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_run_file_in_another_form_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    for text in ("mesh = {tp = 2}\n", "mesh.tp = 2\n", "[mesh]\nstages = [\n  1,\n  2,\n]\ntp = 2\n"):
+    for text in ("mesh = {stages = [\n  1, 2]}\n", "mesh.tp = 2\n", "[mesh]\nstages = [\n  1,\n  2,\n]\ntp = 2\n"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="write there:\n.mesh.\n.*tp = 3"):
             edit_run_file(path, {"mesh": {"tp": 3}})
@@ -148,6 +148,21 @@ def test_keys_are_added_where_their_section_ends(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == (
         '[mesh]\ntp = 3 # two\ndp = 2\n\n# of training\n[train]\nsteps = 1\nrecompute = "full"\n\n[optim]\nzero = 1\n'
     )
+
+
+def test_tables_of_one_line_are_edited_where_they_are(tmp_path: Path) -> None:
+    path, data = tmp_path / "run.toml", 'data = {train = "a, b = {c}"}\n'
+    rest = "[optim]\nmesh = 1\n"
+    path.write_text(
+        f'mesh = {{stages = [1, 2], tp = 2, pp=2}} # two\ntrain = {{recompute = "full"}}\n{data}{rest}',
+        encoding="utf-8",
+    )
+    edit_run_file(path, {"mesh": {"tp": 3, "dp": 2}, "train": {"recompute": "none", "seed": 1}, "data": {}})
+    assert path.read_text(encoding="utf-8") == (
+        f'mesh = {{tp = 3, pp=2, dp = 2}} # two\ntrain = {{recompute = "none", seed = 1}}\n{data}{rest}'
+    )
+    edit_run_file(path, {"data": {"seq_len": 8}})
+    assert 'data = {train = "a, b = {c}", seq_len = 8}\n' in path.read_text(encoding="utf-8")
 
 
 def test_jobs_of_gpu_nodes_and_sizes_in_words() -> None:

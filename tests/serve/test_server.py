@@ -145,10 +145,16 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": [[]]}, 400, "prompt"),
     ("completions", {"prompt": [260]}, 400, "outside the model's vocabulary"),
     ("completions", {"prompt": "a" * 600}, 400, "longer than the model's 512 positions"),
-    ("completions", b'{"prompt": "\\ud800"}', 400, "prompt"),
+    ("completions", b'{"prompt": "\\ud800"}', 400, "prompt holds a half of a surrogate pair"),
     ("completions", {"prompt": "a", "model": "gpt-9"}, 404, "not served here"),
     ("completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "no token id"),
-    ("completions", {"prompt": "a", "stop": ["", "b"]}, 400, "stop"),
+    (
+        "completions",
+        {"prompt": "a", "stop": ["", "b"]},
+        400,
+        "stop.0 is wrong: String should have at least 1 character",
+    ),
+    ("completions", {"prompt": "a", "stop": [5]}, 400, "stop"),
     ("completions", {"prompt": "a", "grammar": {"type": "regex", "value": "[a-"}}, 400, "regular expression"),
     ("completions", {"prompt": "a" * 200_000}, 413, "more than 100000 bytes"),
     ("chat/completions", {"messages": []}, 400, "messages is wrong"),
@@ -160,6 +166,7 @@ BAD: list[tuple[str, Any, int, str]] = [
         "first",
     ),
     ("nothing", {}, 404, "Not Found"),
+    ("embeddings", {"input": "a"}, 404, "with this model the server answers /v1/completions, /v1/chat/completions"),
     ("models", {}, 405, "Method Not Allowed"),
 ]
 

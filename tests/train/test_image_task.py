@@ -153,7 +153,7 @@ def test_a_label_outside_the_classes_and_an_image_that_is_none(folder: Path, tmp
     with pytest.raises(FileError, match="label '[23]' is none of the 2 classes"):
         run(1, settings(folder, "refused", valid=str(tmp_path / "valid.npz")))
     (tmp_path / "no.png").write_bytes(b"\x89PNG no image")
-    with pytest.raises(FileError, match="no.png can't be read as an image"):
+    with pytest.raises(FileError, match="no.png can't be read as an image: it has no form"):
         load_image(tmp_path / "no.png", Preprocessing.plain(8, 3), 3)
     np.savez(tmp_path / "floats.npz", images=pixels / 255, labels=labels)
     with pytest.raises(FileError, match=r"expected images \[n, h, w\] or \[n, h, w, c\] of bytes"):
