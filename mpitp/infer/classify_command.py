@@ -71,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
     raw = read_config(args.model)
     if not (is_encoder(raw) or is_vision(raw)):
         raise ConfigError(
-            f"{args.model}: config.json: a model of type {raw.get('model_type')!r:.60} has no classes; expected an encoder "
-            f"({', '.join(ENCODER_TYPES)}) or a vision transformer ({', '.join(CLASSES)}){what_it_is(raw.get('model_type'))}"
+            f"{args.model}: config.json: a model of type {raw.get('model_type')!r:.60} has no classes; expected an "
+            f"encoder ({', '.join(ENCODER_TYPES)}) or a vision transformer ({', '.join(CLASSES)})"
+            f"{what_it_is(raw.get('model_type'))}"
         )
     classified = _of_texts if is_encoder(raw) else _of_images
     lines = classified(args, group, device)
