@@ -173,7 +173,13 @@ def _noting(name: str, layer: Layer, found: dict[str, TypedLayer]) -> Any:
 
     def placements(incoming: ArrayType) -> ArrayType:
         try:
-            outgoing = original(incoming).of_layer(name)
+            outgoing = original(incoming)
+            if not isinstance(outgoing, ArrayType):
+                raise PlacementError(
+                    f"placements() of {type(layer).__name__} returns {outgoing!r:.60}",
+                    cure="it must return the type of what forward gives",
+                )
+            outgoing = outgoing.of_layer(name)
         except PlacementError as error:
             raise error.at(name) from None
         found[name] = TypedLayer(layer, incoming, outgoing)

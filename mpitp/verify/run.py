@@ -78,7 +78,7 @@ def verify(
     settings: Settings,
     make_step: MakeStep = plain_step,
 ) -> Report:
-    """Compare; the report is complete on rank 0, and its `ok` agreed on all ranks by the caller. A collective.
+    """Compare; the same report on all ranks. A collective.
 
     `batches`: the microbatches of one step, of all ranks together. `make_step`: how the layout trains.
     Raises NumericError when the weights, or what the one-rank model makes of them, are not finite.
@@ -93,7 +93,8 @@ def verify(
     refusal = group.broadcast_object(refusal_of(oracle) if oracle is not None else None)
     if refusal is not None:
         raise refusal
-    return Report(compare(group, own.records, oracle, settings.tolerance, places_of(site.mesh)))
+    rows = compare(group, own.records, oracle, settings.tolerance, places_of(site.mesh))
+    return Report(group.broadcast_object(rows))
 
 
 def places_of(mesh: Mesh) -> list[dict[str, int]]:

@@ -19,6 +19,7 @@ from mpitp.errors import PlacementError
 from mpitp.layers import make_site
 from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
+from mpitp.verify.report import summary
 from mpitp.verify.run import Report, Settings, verify
 from tests.sharded import assert_close, gradients
 
@@ -57,12 +58,36 @@ def test_every_array_forward_and_backward_is_that_of_one_rank(ranks: int) -> Non
         site, batch = make_site(group, dtype="float64"), random_batch(CONFIG, batch=2, seq=9, seed=3)
         return verify(site, make_model, batch, Settings(default_tolerance("float64", is_exact=False), steps=2))
 
-    report = run_threads(ranks, checked)[0]
-    assert report.ok
+    report, *others = run_threads(ranks, checked)
+    assert report.ok and all(other == report for other in others)
     seen = {(row.name, row.kind) for row in report.rows}
     for layer in ("bottleneck", "bottleneck.up", "bottleneck.down"):
         assert {(layer, "y"), (layer, "dx")} <= seen
     assert {("bottleneck.gate", "grad"), ("bottleneck.gate", "update")} <= seen
+
+
+def test_what_every_rank_is_told_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backward(self: GatedBottleneck, dy: np.ndarray, ctx: tuple) -> np.ndarray:
+        """Its sum of dx over the ranks is left out."""
+        up_ctx, act, down_ctx, branch = ctx
+        self.gate.accumulate((dy * branch).sum(axis=0))
+        dsquare = self.down.backward(dy * self.gate.data, down_ctx)
+        return dy + (2 * act * dsquare) @ self.up.product.weight.data
+
+    def checked(group: Group) -> tuple[bool, str]:
+        site, batch = make_site(group, dtype="float64"), random_batch(CONFIG, batch=2, seq=9, seed=3)
+        report = verify(site, make_model, batch, Settings(default_tolerance("float64", is_exact=False), steps=1))
+        return report.ok, summary(report, [], group.size)
+
+    monkeypatch.setattr(GatedBottleneck, "backward", backward)
+    told = run_threads(3, checked)
+    assert told[0] == told[1] == told[2] and not told[0][0] and "bottleneck" in told[0][1]
+
+
+def test_types_that_are_forgotten_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GatedBottleneck, "placements", lambda self, incoming: None)
+    with pytest.raises(PlacementError, match=r"bottleneck: placements\(\) of GatedBottleneck returns None; it must"):
+        make_model(make_site(SerialGroup()))
 
 
 def test_its_gradients_are_those_of_differences() -> None:
