@@ -36,7 +36,7 @@ PARTS = {  # what the page tells together
         "recompute",
         "start of the step",
     ),
-    "sums over tp": ("sums over tp", "exchange over cp"),
+    "sums over tp": ("sums over tp", "exchange over cp", "exchange over ep"),
     "bubble of pp": ("bubble",),
     "sums over replicas": ("sums over replicas", "tied tables"),
     "optimizer": ("optimizer",),

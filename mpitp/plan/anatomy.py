@@ -16,20 +16,24 @@ from mpitp.backend.precision import is_half, wide_dtype
 from mpitp.comm.mesh import abstract_mesh
 from mpitp.layers.attention import AttentionHeads, SelfAttention
 from mpitp.layers.layer import Layer, walk
+from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of, share_heads, share_of
 from mpitp.layers.recompute import Recompute, recomputing
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.rows import Rows
 from mpitp.layers.scale import SoftCap
+from mpitp.layers.shards import data_axes
 from mpitp.layers.site import make_site
 from mpitp.models.config import DecoderConfig
 from mpitp.models.model import HEAD, CausalLM
 from mpitp.models.registry import abstract_layers, abstract_model
 from mpitp.plan.kept import INDEX_BYTES, Sizes, kept_again, kept_of, put_off
+from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.sums import Behind, Span, Waits, waits_of
-from mpitp.plan.work import Both, Seconds, Sequences, Work, loss_work, seconds_of, work_of
+from mpitp.plan.trips import Beside, trips_of
+from mpitp.plan.work import Both, Seconds, Sequences, Work, down_work, loss_work, seconds_of, work_of
 
 
 class Of(IntEnum):
@@ -52,6 +56,9 @@ class Of(IntEnum):
     EXPS = 14  # the parts of exponentials and of operations' starts in the first three
     STARTS = 15
     ATTENTION = 16
+    EP = 17  # waited for in rows on their way to their experts and home, as for tp
+    EP_FORWARD = 18
+    EP_HIDDEN = 19
 
 
 class Held(IntEnum):
@@ -62,7 +69,9 @@ class Held(IntEnum):
     OWN_STORED = 2
     OWN_WIDE = 3
     COUNT = 4  # of parameters
-    LARGEST = 5  # parameter, as it is summed
+    DEALT_STORED = 5  # the part of experts that are dealt over ep
+    DEALT_WIDE = 6
+    LARGEST = 7  # parameter that is summed over several ranks, as it is summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,12 @@ class Cut:
     cp: int
     sequence_parallel: bool
     micro: int
+    ep: int = 1
+
+    @classmethod
+    def of(cls, layout: Layout) -> Cut:
+        """Of a layout."""
+        return cls(layout.tp, layout.cp, layout.sequence_parallel, layout.micro, layout.ep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +137,10 @@ class Anatomy:
             found.setdefault((heads.query.size, len(heads.kv), len(heads.kv_shared), *others), rank)
         return list(found.values())
 
-    def _layers(self, tp: int, rank: int, cp: int, sequence_parallel: bool) -> tuple[CausalLM, CausalLM]:
+    def _layers(self, tp: int, rank: int, cp: int, sequence_parallel: bool, ep: int) -> tuple[CausalLM, CausalLM]:
         """Those that differ, on a rank of tp: as they are, and with attention that is computed again."""
-        mesh = abstract_mesh({"dp": 2, "cp": cp, "tp": tp}, rank)  # dp 2: every parameter has copies along dp
+        sizes = {"dp": 2, "ep": ep, "cp": cp, "tp": tp}  # dp 2: every parameter has copies along dp
+        mesh = abstract_mesh(sizes, rank)
         site = make_site(mesh, dtype=self.facts.dtype, sequence_parallel=sequence_parallel, cp_form=self.facts.cp_form)
         names = [name for name in self.names if self.like[name] == name]
         plain, again = (abstract_layers(self.facts.decoder, site, names) for _ in range(2))
@@ -136,7 +152,7 @@ class Anatomy:
 
     def _sizes(self, cut: Cut, rank: int) -> Sizes:
         """Rows and bytes of a microbatch: those of one sequence, so often."""
-        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel, cut.ep)
         one = self.one_sequence(cut.cp)
         own = cut.micro * one
         shard = len(model.site.token_share(own))
@@ -152,7 +168,7 @@ class Anatomy:
 
     def tables(self, cut: Cut, rank: int) -> dict[Rotary, int]:
         """Bytes of the tables of each way in which heads turn."""
-        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        model, _ = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel, cut.ep)
         s = self.sizes(cut, rank)
         found = {x.rotary for _, x in walk(model.layers) if isinstance(x, AttentionHeads) and x.rotary}
         return {rotary: 2 * s.rows * (rotary.width // 2) * s.wide for rotary in found}
@@ -178,7 +194,7 @@ class Anatomy:
 
     def _rows(self, cut: Cut, rank: int, mode: str) -> dict[str, np.ndarray]:
         """A row for each layer that differs; where some of it is computed again, for each block."""
-        plain, again = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel)
+        plain, again = self.layers(cut.tp, rank, cut.cp, cut.sequence_parallel, cut.ep)
         case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, rank))
         if mode == "none":
             return {name: case.row(name, layer) for name, layer in plain.layers.items()}
@@ -187,10 +203,10 @@ class Anatomy:
             return {name: case.all_again(row, plain.layers[name]) for name, row in once.items()}
         return {name: case.attention_again(row, plain.layers[name], again.layers[name]) for name, row in once.items()}
 
-    def _weights(self, tp: int, rank: int, replicas: int) -> np.ndarray:
-        """[layers, len(Held)]; a tied table counts with each of its two layers."""
-        model, _ = self.layers(tp, rank, 1, False)
-        rows = {name: _held(list(layer.params().values()), replicas) for name, layer in model.layers.items()}
+    def _weights(self, tp: int, rank: int, replicas: int, ep: int) -> np.ndarray:
+        """[layers, len(Held)]; a tied table counts with each of its two layers. Experts have replicas / ep copies."""
+        model, _ = self.layers(tp, rank, 1, False, ep)
+        rows = {name: _held(list(layer.params().values()), replicas, ep) for name, layer in model.layers.items()}
         return np.array([rows[self.like[name]] for name in self.names])
 
 
@@ -222,8 +238,13 @@ class _Case:
         row[Of.PRODUCTS] = sum(part.products for part in parts)
         row[Of.EXPS], row[Of.STARTS] = sum(part.exps for part in parts), sum(part.starts for part in parts)
         row[Of.ATTENTION] = sum(part.attention for part in parts)
-        for axis, first in (("tp", Of.TP), ("cp", Of.CP)):
-            own = self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
+        waits = {
+            axis: self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
+            for axis in ("tp", "cp")
+        }
+        waits["ep"] = self._trips(layer)
+        for axis, first in (("tp", Of.TP), ("cp", Of.CP), ("ep", Of.EP)):
+            own = waits[axis]
             row[first : first + 3] = own.forward + own.backward, own.forward, own.hidden
         return row
 
@@ -231,7 +252,7 @@ class _Case:
         """Of a block whose backward runs its whole forward again."""
         row = once.copy()
         row[Of.AGAIN] = once[Of.FORWARD]
-        row[[Of.TP, Of.CP]] += once[[Of.TP_FORWARD, Of.CP_FORWARD]]
+        row[[Of.TP, Of.CP, Of.EP]] += once[[Of.TP_FORWARD, Of.CP_FORWARD, Of.EP_FORWARD]]
         return self._with_kept(row, Recompute(block))
 
     def attention_again(self, once: np.ndarray, block: Layer, held: Layer) -> np.ndarray:
@@ -267,6 +288,27 @@ class _Case:
                 total += waits_of(layer, axis, span, self.sizes, self._behind(layer, span), self.machine)
         return total
 
+    def _trips(self, layer: Layer) -> Waits:
+        """Of the rows of all mixtures inside, to their experts and home."""
+        span = Span.of(self.cut.ep, self.cut.cp * self.cut.tp, self.machine.machine.ranks_per_node)
+        total = Waits()
+        for _, inner in walk({"": layer}):
+            if isinstance(inner, MixtureOfExperts) and span.size > 1:
+                total += trips_of(inner, span, self.sizes, self._beside(inner), self.machine)
+        return total
+
+    def _beside(self, mixture: MixtureOfExperts) -> Beside:
+        """What is done while rows travel."""
+        down = self._seconds(down_work(mixture.experts, self.sizes)).products
+        experts, shared = work_of(mixture.experts, self.sizes, self.of), Both()
+        if mixture.shared is not None:
+            shared = work_of(mixture.shared, self.sizes, self.of)
+        own, of_all = (
+            [self._seconds(part).total for part in (each.forward, each.input_grad, each.weight_grad)]
+            for each in (experts, shared)
+        )
+        return Beside((of_all[0], of_all[1] + of_all[2]), (own[0], own[1]), down)
+
     def _behind(self, layer: Layer, span: Span) -> Behind:
         """The layer's own products, where any sum runs behind products."""
         if not self.machine.overlap(span.nodes):
@@ -276,15 +318,18 @@ class _Case:
         return Behind(forward.products + forward.attention, self._seconds(work.weight_grad).products)
 
 
-def _held(params: list[Param], replicas: int) -> np.ndarray:
+def _held(params: list[Param], replicas: int, ep: int) -> np.ndarray:
     """Bytes of some parameters, and of the rows that the first of so many replicas keeps of them."""
     row = np.zeros(len(Held))
     for param in params:
         count, rows = param.data.size, len(param.data)
-        own = len(piece_of(rows, 0, replicas)) * (count // max(rows, 1))
+        is_dealt = ep > 1 and "ep" not in data_axes(param.placement)
+        copies = replicas // ep if is_dealt else replicas
+        own = len(piece_of(rows, 0, copies)) * (count // max(rows, 1))
         item, wide = param.data.dtype.itemsize, param.grad_dtype.itemsize
-        row[: Held.LARGEST] += [count * item, count * wide, own * item, own * wide, 1]
-        row[Held.LARGEST] = max(row[Held.LARGEST], count * wide)
+        dealt = is_dealt * count
+        row[: Held.LARGEST] += [count * item, count * wide, own * item, own * wide, 1, dealt * item, dealt * wide]
+        row[Held.LARGEST] = max(row[Held.LARGEST], count * wide * (copies > 1))
     return row
 
 

@@ -70,7 +70,7 @@ def _said(line: str) -> str:
 def with_layout(config: RunConfig, layout: Layout) -> RunConfig:
     """The run in a layout. What else a run file says of axes, stages and schedule is that of another one."""
     keys = layout.keys()
-    mesh = {"stages": (), "chunks": 0, "schedule": MeshSection().schedule, **keys["mesh"], "plan": GIVEN}
+    mesh = {"stages": (), "chunks": 0, "ep": 1, "schedule": MeshSection().schedule, **keys["mesh"], "plan": GIVEN}
     mesh["stages"] = tuple(mesh["stages"])
     return replace(
         config,
@@ -99,7 +99,7 @@ def _layout_from(values: Mapping[str, Any]) -> Layout:
 def _left_aside(config: RunConfig) -> Iterator[str]:
     """What the run file says of a layout although one is searched."""
     usual = MeshSection()
-    names = ("tp", "pp", "dp", "cp", "schedule", "chunks", "stages", "sequence_parallel")
+    names = ("tp", "pp", "dp", "ep", "cp", "schedule", "chunks", "stages", "sequence_parallel")
     told = [f"mesh.{name}" for name in names if getattr(config.mesh, name) != getattr(usual, name)]
     if told:
         yield f'{", ".join(told)} of the run file {"is" if len(told) == 1 else "are"} not used: mesh.plan = "auto"'

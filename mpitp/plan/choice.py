@@ -118,11 +118,6 @@ def check_run(config: RunConfig) -> None:
             f"a layout is chosen for decoders that are trained on text, not for task.kind = {config.task.kind!r}: set "
             "[mesh] yourself; plan memory tells what each rank holds"
         )
-    if config.mesh.ep > 1:
-        raise ConfigError(
-            f"mesh.ep = {config.mesh.ep}: a layout is chosen over pp, dp, cp and tp, with all experts in each replica; "
-            "leave mesh.ep out to see that"
-        )
     if config.train.invariant:
         raise ConfigError(
             "train.invariant = true decides by itself in which blocks sums go; layouts are chosen for runs without it"

@@ -12,7 +12,9 @@ the bubble is the rest of the pipeline's length.
 
 Sums over replicas start behind the last microbatch's backward, bucket by bucket (`optim/reduction.py`), so that as much
 of them is hidden as that backward lasts and the machine moves on behind products; a pipeline tells when all is done,
-and hides nothing. Memory is that of `plan memory`, of the rank that holds most.
+and hides nothing. Experts that are dealt over ep have their gradients summed over dp and cp alone, all other weights
+over ep too; the rows' ways to experts and home are in `trips.py`. Memory is that of `plan memory`, of the rank that
+holds most.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Step:
 
     def microbatches(self, layout: Layout) -> int:
         """Of the replica that has most."""
-        return math.ceil(math.ceil(self.sequences / layout.micro) / layout.dp)
+        return math.ceil(math.ceil(self.sequences / layout.micro) / layout.deals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
     hidden = {
         "sums over tp": count * float(rows[dearest, Of.TP_HIDDEN]),
         "exchange over cp": count * float(rows[dearest, Of.CP_HIDDEN]),
+        "exchange over ep": count * float(rows[dearest, Of.EP_HIDDEN]),
         "sums over replicas": over[last].hidden,
     }
     memory = stage_memory(anatomy, step.bucket_bytes, stages, count)
@@ -116,10 +119,10 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
 
 def stages_of(anatomy: Anatomy, layout: Layout, rank: int | None = None) -> Stages:
     """The stages, of the rank of tp with most of everything (or of one rank)."""
-    cut = Cut(layout.tp, layout.cp, layout.sequence_parallel, layout.micro)
+    cut = Cut.of(layout)
     kinds = anatomy.kinds_of_rank(layout.tp) if rank is None else [rank]
     passes = _largest([anatomy.passes(cut, kind, layout.recompute) for kind in kinds])
-    weights = _largest([anatomy.weights(layout.tp, kind, layout.replicas) for kind in kinds])
+    weights = _largest([anatomy.weights(layout.tp, kind, layout.replicas, layout.ep) for kind in kinds])
     if not layout.stages and layout.pp > 1:
         layout = _dealt(anatomy, layout, passes)
     starts = _starts(anatomy, layout)
@@ -161,8 +164,8 @@ def _weights_of(anatomy: Anatomy, layout: Layout, weights: np.ndarray, starts: S
 
 def times_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds of a microbatch: all, its forward, its weight gradients."""
-    forward = rows[:, Of.FORWARD] + rows[:, Of.TP_FORWARD] + rows[:, Of.CP_FORWARD]
-    columns = (Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN, Of.TP, Of.CP)
+    forward = rows[:, (Of.FORWARD, Of.TP_FORWARD, Of.CP_FORWARD, Of.EP_FORWARD)].sum(axis=1)
+    columns = (Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN, Of.TP, Of.CP, Of.EP)
     return rows[:, columns].sum(axis=1), forward, rows[:, Of.WEIGHT_GRAD]
 
 
@@ -178,6 +181,7 @@ def _parts(row: np.ndarray, count: int) -> dict[str, float]:
         "recompute": row[Of.AGAIN],
         "sums over tp": row[Of.TP],
         "exchange over cp": row[Of.CP],
+        "exchange over ep": row[Of.EP],
     }
     return {name: count * float(seconds) for name, seconds in named.items()}
 
@@ -201,30 +205,46 @@ def over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, how:
     """Of a stage; `how`: with which level of ZeRO, and its microbatches."""
     layout, machine, (zero, count) = stages.layout, anatomy.machine, how
     row, passes = stages.per_stage(stages.weights)[stage], stages.per_stage(stages.passes)[stage]
-    stored, wide = float(row[Held.STORED]), float(row[Held.WIDE])
-    span = Span.of(layout.replicas, layout.tp, machine.machine.ranks_per_node)
+    spans = _spans(layout, machine.machine.ranks_per_node)
+    stored = row[Held.STORED] - row[Held.DEALT_STORED], row[Held.DEALT_STORED]
+    wide = row[Held.WIDE] - row[Held.DEALT_WIDE], row[Held.DEALT_WIDE]
 
-    def seconds(num_bytes: float, share: float) -> float:
+    def seconds(num_bytes: float, span: Span, share: float) -> float:
         calls = max(1, math.ceil(num_bytes / step.bucket_bytes))
         return calls * machine.sum_seconds(num_bytes / calls, span.in_node, span.nodes, share)
 
-    own_wide = row[Held.OWN_WIDE] if zero else wide
-    own_stored = row[Held.OWN_STORED] if zero else stored
+    def each(kinds: tuple[float, float], share: float) -> list[float]:
+        return [seconds(float(size), span, share) for size, span in zip(kinds, spans, strict=False)]
+
+    own_wide = row[Held.OWN_WIDE] if zero else row[Held.WIDE]
+    own_stored = row[Held.OWN_STORED] if zero else row[Held.STORED]
     touched = ADAMW_TOUCHES * own_wide + (own_stored if anatomy.is_half else 0.0)
     compute = machine.compute
     optimizer = touched / compute.optimizer_bytes_per_second + compute.pass_seconds(own_wide)
     optimizer += STARTS_OF_PARAM * row[Held.COUNT] * compute.operation_seconds
-    if span.size == 1:
+    if layout.replicas == 1:
         return OverReplicas(0.0, 0.0, 0.0, float(optimizer))
     if zero == 3:
-        return OverReplicas(2 * seconds(stored, 0.5) + seconds(wide, 0.5), 0.0, 0.0, float(optimizer))
-    gather = seconds(stored, 0.5) if zero else 0.0
-    scatter = seconds(wide, 0.5 if zero else 1.0)
+        return OverReplicas(2 * sum(each(stored, 0.5)) + sum(each(wide, 0.5)), 0.0, 0.0, float(optimizer))
+    gather = sum(each(stored, 0.5)) if zero else 0.0
+    scatters = each(wide, 0.5 if zero else 1.0)
+    scatter, movable = sum(scatters), sum(x * machine.overlap(s.nodes) for x, s in zip(scatters, spans, strict=True))
     backward = float(passes[[Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN]].sum()) if layout.pp == 1 else 0.0
-    hidden = min(machine.overlap(span.nodes) * scatter, backward)
+    hidden = min(movable, backward)
     if zero == 2 and layout.pp == 1:
         return OverReplicas(scatter - hidden, gather, count * hidden, float(optimizer))
     return OverReplicas(0.0, scatter - hidden + gather, hidden, float(optimizer))
+
+
+def _spans(layout: Layout, ranks_per_node: int) -> list[Span]:
+    """The ranks over which gradients are summed; behind them, with ep, those of experts: along dp and cp alone."""
+    every = Span.of(layout.replicas, layout.tp, ranks_per_node)
+    if layout.ep == 1:
+        return [every]
+    near = Span.of(layout.cp, layout.tp, ranks_per_node)
+    far = Span.of(layout.dp, layout.ep * layout.cp * layout.tp, ranks_per_node)
+    experts = Span(near.in_node * far.in_node, near.nodes * far.nodes)
+    return [every, experts] if experts.size > 1 else [every]
 
 
 def stage_durations(anatomy: Anatomy, layout: Layout, rows: np.ndarray, extra: np.ndarray) -> list[Durations]:
@@ -247,7 +267,7 @@ def tied_seconds(anatomy: Anatomy, layout: Layout) -> float:
     """Of the message each way with which the first and the last stage add up the gradient of a table that both have."""
     if layout.pp == 1 or not anatomy.facts.decoder.tied:
         return 0.0
-    table = float(anatomy.weights(layout.tp, 0, layout.replicas)[0, Held.WIDE])
+    table = float(anatomy.weights(layout.tp, 0, layout.replicas, layout.ep)[0, Held.WIDE])
     return anatomy.machine.send(table, is_wide=_is_wide(anatomy, layout))
 
 

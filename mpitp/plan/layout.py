@@ -10,7 +10,7 @@ from mpitp.config import RECOMPUTE, RunConfig
 from mpitp.error_stream import tell
 from mpitp.errors import UsageError
 
-AXES = ("pp", "dp", "cp", "tp")
+AXES = ("pp", "dp", "ep", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
 
 
@@ -29,19 +29,27 @@ class Layout:
     chunks: int = 1
     micro: int = 1
     stages: tuple[int, ...] = ()
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
         """Of the job."""
-        return self.pp * self.dp * self.cp * self.tp
+        return self.pp * self.dp * self.ep * self.cp * self.tp
 
     @property
     def replicas(self) -> int:
-        """Ranks over which a parameter's copies lie: its gradients are summed over them, ZeRO deals to them."""
-        return self.dp * self.cp
+        """Ranks over which a parameter's copies lie: its gradients are summed over them, ZeRO deals to them. Those of
+        experts lie over 1/ep of them.
+        """
+        return self.dp * self.ep * self.cp
+
+    @property
+    def deals(self) -> int:
+        """Ranks to which a step's microbatches are dealt."""
+        return self.dp * self.ep
 
     def __str__(self) -> str:
-        words = [f"{axis}={getattr(self, axis)}" for axis in ("tp", "pp", "dp", "cp") if getattr(self, axis) > 1]
+        words = [f"{axis}={getattr(self, axis)}" for axis in ("tp", "pp", "dp", "ep", "cp") if getattr(self, axis) > 1]
         words += ["sp"] if self.sequence_parallel else []
         words += [f"zero={self.zero}"] if self.zero else []
         words += [self.schedule + (f" x{self.chunks}" if self.chunks > 1 else "")] if self.pp > 1 else []
@@ -50,7 +58,7 @@ class Layout:
 
     def keys(self) -> dict[str, dict[str, Any]]:
         """As sections of a run file: only what it needs to be this layout."""
-        mesh: dict[str, Any] = {axis: getattr(self, axis) for axis in AXES}
+        mesh: dict[str, Any] = {axis: getattr(self, axis) for axis in AXES if axis != "ep" or self.ep > 1}
         mesh["sequence_parallel"] = self.sequence_parallel
         if self.pp > 1:
             mesh |= {"schedule": self.schedule, "chunks": self.chunks if self.chunks > 1 else 0}
@@ -96,7 +104,7 @@ def changed(layout: Layout, text: str, ranks: int) -> Layout:
         name, _, value = word.partition("=")
         name = _WORDS.get(name, name)
         named[name] = _value(name, value or "true", word)
-    found = replace(layout, pp=1, dp=1, cp=1, tp=1, stages=(), chunks=1)
+    found = replace(layout, pp=1, dp=1, ep=1, cp=1, tp=1, stages=(), chunks=1)
     found = replace(found, **named)
     if "chunks" not in named and found.schedule == "interleaved" and found.pp > 1:
         found = replace(found, chunks=2)

@@ -254,6 +254,18 @@ class Machine:
         crowd = max(1.0, self.machine.ranks_per_node // in_node * lanes / wide.links)
         return seconds + wide.latency(nodes) + share * crowd * wide.transfer(num_bytes / lanes, nodes)
 
+    def all_to_all_seconds(self, num_bytes: float, in_node: int, nodes: int = 1) -> float:
+        """Of an exchange in which each of `in_node` ranks of each of `nodes` has `num_bytes` for all of them together:
+        a message to every other one. All ranks of a node send at a time, over its links.
+        """
+        size = in_node * nodes
+        seconds = (in_node - 1) * self.in_node.send_seconds(num_bytes / size)
+        if nodes == 1:
+            return seconds
+        wide = self._level(True)
+        crowd = max(1.0, self.machine.ranks_per_node / wide.links)
+        return seconds + (size - in_node) * wide.send_seconds(crowd * num_bytes / size)
+
     def _level(self, is_wide: bool) -> Level:
         if not is_wide:
             return self.in_node

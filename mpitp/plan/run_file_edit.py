@@ -15,7 +15,7 @@ from mpitp.text import decode_text
 
 Keys = Mapping[str, Mapping[str, Any]]
 DROPPED = {
-    "mesh": ("stages", "chunks", "schedule", "plan")
+    "mesh": ("stages", "chunks", "schedule", "plan", "ep")
 }  # of an earlier layout, where the new one doesn't have them
 
 

@@ -177,7 +177,7 @@ def _groups(problem: Problem, ranks: int, wanted: Filter) -> Iterator[Estimate]:
         if states > problem.limit or not wanted(cut):
             continue
         for recompute in RECOMPUTES:
-            rows = anatomy.totals(Cut(cut.tp, cut.cp, cut.sequence_parallel, cut.micro), recompute)
+            rows = anatomy.totals(Cut.of(cut), recompute)
             seconds = problem.step.microbatches(cut) * float(times_of(rows)[0][0]) / cut.pp + start
             kept = float(rows[0, Of.KEPT]) if cut.pp == 1 else 0.0
             yield Estimate(SLACK * seconds, SLACK * (states + SLACK * kept), replace(cut, recompute=recompute))
@@ -185,7 +185,7 @@ def _groups(problem: Problem, ranks: int, wanted: Filter) -> Iterator[Estimate]:
 
 def _least_states(anatomy: Anatomy, cut: Layout) -> float:
     """Bytes of weights, gradients and optimizer that the heaviest stage has at least: the mean, with most of ZeRO."""
-    table = anatomy.weights(cut.tp, 0, cut.replicas)
+    table = anatomy.weights(cut.tp, 0, cut.replicas, cut.ep)
     twice = table[0] if anatomy.facts.decoder.tied else 0.0 * table[0]
     zero = 3 if cut.replicas > 1 else 0
     states = states_of((table.sum(axis=0) - twice)[None, :], zero, is_half=anatomy.is_half)

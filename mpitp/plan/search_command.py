@@ -18,8 +18,9 @@ HELP = "the best layouts on so many ranks of a machine"
 
 _DESCRIPTION = """\
 Find the layout of a run that is fastest on a machine and fits into its memory: out of all ways to give the ranks to
-tensor, pipeline, data and context parallelism, with or without sequence parallelism, each level of ZeRO, recomputing,
-pipeline schedule and size of a microbatch. Each layout gives the same update, so train.global_batch_size must be set.
+tensor, pipeline, data, context and (for mixtures) expert parallelism, with or without sequence parallelism, each level
+of ZeRO, recomputing, pipeline schedule and size of a microbatch. Each layout gives the same update, so
+train.global_batch_size must be set.
 
 What is told: the fastest few with what limits each, the front of time and memory, whether fewer ranks are as fast, and
 what tensor parallelism across nodes costs. A machine file is measured by `mpitp launch -n N -- bench machine`, or

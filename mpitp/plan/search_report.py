@@ -20,6 +20,7 @@ LIMITS = {  # what a part of a step is, in words
     "recompute": "forward passes that are run again for memory",
     "sums over tp": "sums over tp that nothing hides",
     "exchange over cp": "keys and values on their way over cp",
+    "exchange over ep": "rows on their way to their experts and home over ep that nothing hides",
     "sums over replicas": "gradients and weights on their way between replicas",
     "tied tables": "the gradient of a table that the first and the last stage have",
     "bubble": "stages that wait; more microbatches would fill them",

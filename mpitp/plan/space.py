@@ -4,9 +4,10 @@
     pp chunks <= blocks                  a part of the pipeline has a block at least
     2 cp <= tokens of a sequence         two pieces a rank
     micro divides the step's sequences   M = sequences / micro
-    dp <= M, and dp pp <= M              a microbatch for each replica, for each stage of it
-    interleaved: dp pp divides M         whole rounds
-    ZeRO: dp cp > 1; ZeRO-3 beside pp: dp divides M, and not with zb
+    ep <= experts                        a rank has an expert at least; models without them have ep = 1
+    dp ep <= M, and dp ep pp <= M        a microbatch for each replica, for each stage of it
+    interleaved: dp ep pp divides M      whole rounds
+    ZeRO: dp ep cp > 1; ZeRO-3 beside pp: dp ep divides M, and not with zb
 
 Any number of ranks is cut into these axes exactly; chunks go to `MOST_CHUNKS`.
 """
@@ -32,18 +33,21 @@ class Units:
     blocks: int
     tokens: int
     sequences: int
+    experts: int = 1
 
     @classmethod
     def of(cls, decoder: DecoderConfig, seq_len: int, sequences: int) -> Units:
         """Of a model and a step. Experts with a capacity take whole sequences."""
         mixture = decoder.traits.mixture
         tokens = 1 if mixture is not None and mixture.capacity else seq_len
-        return cls(decoder.heads, decoder.num_layers, tokens, sequences)
+        experts = mixture.num_experts if mixture is not None else 1
+        return cls(decoder.heads, decoder.num_layers, tokens, sequences, experts)
 
     @property
     def most(self) -> dict[str, int]:
         """Ranks that each axis can have."""
-        return {"tp": self.heads, "pp": self.blocks, "cp": max(1, self.tokens // 2), "dp": self.sequences}
+        pieces = max(1, self.tokens // 2)
+        return {"tp": self.heads, "pp": self.blocks, "cp": pieces, "dp": self.sequences, "ep": self.experts}
 
 
 def divisors(number: int) -> list[int]:
@@ -52,23 +56,25 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def axes_of(units: Units, ranks: int) -> Iterator[tuple[int, int, int, int]]:
-    """(pp, dp, cp, tp) of every way to cut the ranks that the units allow."""
+def axes_of(units: Units, ranks: int) -> Iterator[Layout]:
+    """Every way to cut the ranks that the units allow."""
     for tp in divisors(ranks):
         for pp in divisors(ranks // tp) if tp <= units.heads else ():
             for cp in divisors(ranks // tp // pp) if pp <= units.blocks else ():
-                dp = ranks // tp // pp // cp
-                if (cp == 1 or 2 * cp <= units.tokens) and dp * pp <= units.sequences:
-                    yield pp, dp, cp, tp
+                deals = ranks // tp // pp // cp
+                if (cp == 1 or 2 * cp <= units.tokens) and deals * pp <= units.sequences:
+                    for ep in divisors(deals):
+                        if ep <= units.experts:
+                            yield Layout(pp, deals // ep, cp, tp, ep=ep)
 
 
 def cuts_of(units: Units, ranks: int) -> Iterator[Layout]:
     """Axes, microbatch and sequence parallelism: what decides how a microbatch is cut."""
-    for pp, dp, cp, tp in axes_of(units, ranks):
+    for axes in axes_of(units, ranks):
         for micro in divisors(units.sequences):
-            if dp * pp <= units.sequences // micro:
-                for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
-                    yield Layout(pp, dp, cp, tp, sequence_parallel, micro=micro)
+            if axes.deals * axes.pp <= units.sequences // micro:
+                for sequence_parallel in (False, True)[: 1 + (axes.tp > 1)]:
+                    yield replace(axes, sequence_parallel=sequence_parallel, micro=micro)
 
 
 def schedules_of(units: Units, cut: Layout) -> Iterator[Layout]:
@@ -77,7 +83,7 @@ def schedules_of(units: Units, cut: Layout) -> Iterator[Layout]:
         yield cut
         return
     yield from (replace(cut, schedule=schedule) for schedule in ("1f1b", "gpipe", "zb"))
-    if units.sequences // cut.micro % (cut.dp * cut.pp) == 0:
+    if units.sequences // cut.micro % (cut.deals * cut.pp) == 0:
         most = min(MOST_CHUNKS, units.blocks // cut.pp)
         yield from (replace(cut, schedule="interleaved", chunks=chunks) for chunks in range(2, most + 1))
 
@@ -86,7 +92,7 @@ def zeros_of(units: Units, layout: Layout) -> list[int]:
     """Levels of ZeRO that work beside the rest."""
     if layout.replicas == 1:
         return [0]
-    alike = units.sequences // layout.micro % layout.dp == 0 and layout.schedule != "zb"
+    alike = units.sequences // layout.micro % layout.deals == 0 and layout.schedule != "zb"
     return [0, 1, 2, 3] if layout.pp == 1 or alike else [0, 1, 2]
 
 
@@ -102,6 +108,8 @@ def layouts_of(units: Units, ranks: int) -> Iterator[Layout]:
 def check_layout(units: Units, layout: Layout) -> None:
     """Raise ConfigError for a layout that the model or the step has too few units for, with the arithmetic."""
     named = {"tp": "query heads", "pp": "blocks", "cp": "pairs of pieces of a sequence", "dp": "sequences of a step"}
+    named["ep"] = "experts"
+    replicas = f"dp={layout.dp}" + (f" x ep={layout.ep}" if layout.ep > 1 else "")
     for axis, most in units.most.items():
         if getattr(layout, axis) > max(most, 1):
             raise ConfigError(f"{axis}={getattr(layout, axis)} is more than there are {named[axis]}: {most}")
@@ -113,14 +121,14 @@ def check_layout(units: Units, layout: Layout) -> None:
     count, left = divmod(units.sequences, layout.micro)
     if left:
         raise ConfigError(f"micro={layout.micro} doesn't divide the step's {units.sequences} sequences")
-    if layout.dp * layout.pp > count:
+    if layout.deals * layout.pp > count:
         raise ConfigError(
-            f"{units.sequences} sequences / micro={layout.micro} = {count} microbatches, but dp={layout.dp} x "
-            f"pp={layout.pp} = {layout.dp * layout.pp} take one each at least"
+            f"{units.sequences} sequences / micro={layout.micro} = {count} microbatches, but {replicas} x "
+            f"pp={layout.pp} = {layout.deals * layout.pp} take one each at least"
         )
-    if layout.pp > 1 and layout.schedule == "interleaved" and count % (layout.dp * layout.pp):
+    if layout.pp > 1 and layout.schedule == "interleaved" and count % (layout.deals * layout.pp):
         raise ConfigError(
-            f"interleaved takes whole rounds: {count} microbatches aren't a multiple of dp={layout.dp} x pp={layout.pp}"
+            f"interleaved takes whole rounds: {count} microbatches aren't a multiple of {replicas} x pp={layout.pp}"
         )
     if layout.zero not in zeros_of(units, layout):
         raise ConfigError(f"zero={layout.zero} doesn't go with {replace(layout, zero=0)}")

@@ -58,7 +58,7 @@ def _of_stage(anatomy: Anatomy, bucket_bytes: int, stages: Stages, stage: int, k
     layout = stages.layout
     row = stages.per_stage(stages.weights)[stage : stage + 1]
     parts = range(stage, layout.pp * layout.chunks, layout.pp)
-    passes = anatomy.passes(Cut(layout.tp, layout.cp, layout.sequence_parallel, layout.micro), kind, layout.recompute)
+    passes = anatomy.passes(Cut.of(layout), kind, layout.recompute)
     again = max(float(passes[stages.starts[part] : stages.starts[part + 1], Of.KEPT_AGAIN].max()) for part in parts)
     weights, grads, states = map(float, states_of(row, layout.zero, is_half=anatomy.is_half)[:, 0])
     return Memory(
@@ -92,10 +92,10 @@ def _activations(anatomy: Anatomy, stages: Stages, stage: int, kind: int, count:
 def _tables(anatomy: Anatomy, stages: Stages, part: int, kind: int) -> float:
     """One pair of rotary tables for all layers of a part that turn alike."""
     layout = stages.layout
-    tables = anatomy.tables(Cut(layout.tp, layout.cp, layout.sequence_parallel, layout.micro), kind)
+    tables = anatomy.tables(Cut.of(layout), kind)
     if not tables:
         return 0.0
-    model, _ = anatomy.layers(layout.tp, kind, layout.cp, layout.sequence_parallel)
+    model, _ = anatomy.layers(layout.tp, kind, layout.cp, layout.sequence_parallel, layout.ep)
     own = {anatomy.like[name] for name in anatomy.names[stages.starts[part] : stages.starts[part + 1]]}
     found = {x.rotary for name in own for _, x in walk({"": model.layers[name]}) if isinstance(x, AttentionHeads)}
     return sum(tables[rotary] for rotary in found if rotary)
@@ -105,7 +105,7 @@ def _buffers(anatomy: Anatomy, bucket_bytes: int, stages: Stages, parts: range, 
     layout = stages.layout
     row = stages.weights[parts].sum(axis=0)
     if layout.zero == 3:
-        table = anatomy.weights(layout.tp, kind, layout.replicas)
+        table = anatomy.weights(layout.tp, kind, layout.replicas, layout.ep)
         layers = np.concatenate([table[stages.starts[part] : stages.starts[part + 1]] for part in parts])
         each = np.append(layers[:, Held.STORED] + layers[:, Held.WIDE], 0.0)
         return float((each[:-1] + each[1:]).max())

@@ -7,9 +7,10 @@ time. In each case no more than the part of a sum that the machine moves on behi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.experts import Experts
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpitp.plan.kept import Sizes
@@ -63,12 +64,18 @@ def waits_of(layer: Layer, axis: str, span: Span, sizes: Sizes, behind: Behind, 
     total = Waits()
     for send in layer.sends():
         if send.axis == axis and span.size > 1 and send.op != "recv":
-            seconds = send.calls * call_seconds(send, span, sizes, machine)
+            seconds = send.calls * call_seconds(send, span, _sizes_for(layer, send, sizes), machine)
             room = _room(layer, send, span, behind)
             hidden = min(machine.overlap(span.nodes) * seconds, room)
             waited = seconds - hidden
             total += Waits(waited, 0.0, hidden) if send.phase == FORWARD else Waits(0.0, waited, hidden)
     return total
+
+
+def _sizes_for(layer: Layer, send: Send, sizes: Sizes) -> Sizes:
+    """What experts scatter is told for each row that they take, a shard of those that they scatter."""
+    is_of_shard = isinstance(layer, Experts) and send.op == "reduce_scatter"
+    return replace(sizes, rows=sizes.shard) if is_of_shard else sizes
 
 
 def call_seconds(send: Send, span: Span, sizes: Sizes, machine: Machine) -> float:

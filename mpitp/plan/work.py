@@ -33,6 +33,7 @@ from mpitp.layers.algebra import Join
 from mpitp.layers.attention import AttentionHeads
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.exchange import ExchangeOverEp
 from mpitp.layers.experts import Experts
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
@@ -268,16 +269,30 @@ def _router(layer: Router, s: Sizes) -> Both:
     )
 
 
+def _rows_of_experts(layer: Experts, s: Sizes) -> tuple[int, int]:
+    """Rows that come to this rank's experts, where the routing deals them evenly, and those of each expert."""
+    own, exchange = layer.gate_up.shape[0], layer.pairs.exchange
+    ranks = exchange.group.size if isinstance(exchange, ExchangeOverEp) else 1
+    rows = round(s.rows * layer.sizes.top_k * ranks * own / layer.sizes.num_experts)
+    return rows, max(1, round(rows / max(own, 1)))
+
+
+def down_work(layer: Experts, s: Sizes) -> Work:
+    """Of the products for down's gradient, behind which rows travel home."""
+    rows, each = _rows_of_experts(layer, s)
+    _, h, f = layer.down.shape
+    return Work(((h, f, each, rows / each),))
+
+
 def _experts(layer: Experts, s: Sizes) -> Both:
-    """Rows that the routing deals evenly: each own expert has as many."""
-    (own, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
-    rows = s.rows * layer.sizes.top_k
-    each = max(1, round(rows / max(own, 1)))
+    """Each own expert has as many rows."""
+    (_, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
+    rows, each = _rows_of_experts(layer, s)
     times, row = rows / each, rows * s.item
     return Both(
         Work(((each, columns, h, times), (each, h, f, times)), ((columns + f) * row, 5 * h * row), rows * f),
         Work(((each, f, h, times), (each, h, columns, times)), ((2 * columns + f) * row, 9 * h * row), rows * f),
-        Work(((h, f, each, times), (columns, h, each, times))),
+        down_work(layer, s) + Work(((columns, h, each, times),)),
     )
 
 

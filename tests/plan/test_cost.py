@@ -36,6 +36,11 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [  # ranks, model, changes of t
     (4, "moe", {"mesh.dp": 2, "mesh.sequence_parallel": True, "optim.zero": 1}),
     (3, "moe", {"mesh.pp": 3, "train.recompute": "full"}),
     (4, "moe", {"mesh.cp": 2}),
+    (4, "moe", {"mesh.ep": 4}),
+    (8, "moe", {"mesh.ep": 2, "mesh.dp": 2, "mesh.sequence_parallel": True, "optim.zero": 1}),
+    (6, "moe", {"mesh.ep": 3, "mesh.cp": 2, "optim.zero": 2, "model.dtype": "bfloat16"}),
+    (4, "moe", {"mesh.ep": 2, "mesh.pp": 2, "mesh.schedule": "zb"}),
+    (6, "moe", {"mesh.ep": 2, "mesh.dp": 3, "optim.zero": 3, "train.recompute": "full"}),
 ]
 
 

@@ -144,7 +144,7 @@ def test_products_take_as_long_as_in_the_cost_of_a_layout() -> None:
     anatomy, graph = anatomy_of(config), step_graph(config, decoder_of(config), 1)
     nodes = [node for node in graph.stages[0].first.operations if node.kind == PRODUCT]
     told = sum(node_seconds(node, anatomy.machine, graph.sizes, "float32") for node in nodes)
-    sizes, model = anatomy.sizes(Cut(1, 1, False, 2), 0), anatomy.layers(1, 0, 1, False)[0]
+    sizes, model = anatomy.sizes(Cut(1, 1, False, 2), 0), anatomy.layers(1, 0, 1, False, 1)[0]
     found = 0.0
     for name in anatomy.names:
         for _, layer in walk({"": model.layers[anatomy.like[name]]}):

@@ -21,6 +21,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("gpt2", 6, {"model.dtype": "bfloat16"}),
     ("gemma2", 8, {"train.global_batch_size": 16}),
     ("moe", 3, {"train.global_batch_size": 6}),
+    ("moe", 8, {"train.global_batch_size": 4}),
 ]
 
 
@@ -82,10 +83,12 @@ def test_ranks_without_units_are_named_with_the_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"11 ranks .* tp goes to 6 .* pp to 4 .* cp to 8 .*; 10 or 12 ranks can"):
         check_ranks(replace(units, sequences=4), 11)
     check_ranks(units, 11)
+    assert {layout.ep for layout in layouts_of(replace(units, experts=5), 12)} == {1, 2, 3, 4}
     for layout, told in (
         (Layout(tp=7), "tp=7 is more than there are query heads: 6"),
         (Layout(pp=2, schedule="interleaved", chunks=4, micro=1), "pp=2 x chunks=4 = 8 parts"),
         (Layout(dp=24, micro=2), "24 sequences / micro=2 = 12 microbatches, but dp=24 x pp=1 = 24"),
+        (Layout(ep=2), "ep=2 is more than there are experts: 1"),
         (Layout(micro=5), "micro=5 doesn't divide the step's 24 sequences"),
         (Layout(dp=2, pp=2, zero=3, schedule="zb"), "zero=3 doesn't go with"),
     ):
@@ -101,6 +104,9 @@ def test_a_layout_in_words() -> None:
     found = changed(start, "pp=2,tp=2,schedule=interleaved recompute=full,sp", 8)
     assert found == Layout(2, 2, 1, 2, True, 1, "full", "interleaved", 2, 2)
     assert str(found) == "tp=2 pp=2 dp=2 sp zero=1 interleaved x2 recompute=full micro=2"
+    apart = changed(start, "ep=2,tp=2", 8)
+    assert apart == Layout(dp=2, ep=2, tp=2, zero=1, micro=2) and str(apart) == "tp=2 dp=2 ep=2 zero=1 micro=2"
+    assert apart.keys()["mesh"]["ep"] == 2 and "ep" not in found.keys()["mesh"]
     for text, told in (("tp=x", "no value of tp"), ("xx=1", "no 'xx'"), ("tp=3,dp=2", "= 6 ranks, expected 8")):
         with pytest.raises(ValueError, match=told):
             changed(start, text, 8)

@@ -43,6 +43,19 @@ steps = 1
 global_batch_size = 24
 run_dir = "none"
 """
+MIXTURE = """\
+[model]
+model_type = "mixtral"
+hidden_size = 48
+num_attention_heads = 6
+num_key_value_heads = 3
+num_hidden_layers = 2
+intermediate_size = 40
+num_local_experts = 3
+num_experts_per_tok = 1
+vocab_size = 301
+max_position_embeddings = 32
+"""
 MACHINE = Path(__file__).parents[2] / "examples" / "machines" / "ethernet_cpu.toml"
 
 
@@ -113,7 +126,6 @@ def test_fewer_ranks_that_are_as_fast(run_file: Path, capsys: pytest.CaptureFixt
         (("--ranks", "4", "--memory", "200KiB"), "no layout on 4 ranks fits into 200 KiB a rank: the least is"),
         (("--ranks", "4", "--set", "train.global_batch_size=0"), "train.global_batch_size isn't set"),
         (("--ranks", "4", "--set", "train.invariant=true"), "train.invariant"),
-        (("--ranks", "4", "--set", "mesh.ep=2"), "a layout is chosen over pp, dp, cp and tp"),
         (("--ranks", "4", "--set", "model.dtype=float16"), "no products.float16"),
         (("--ranks", "997"), "997 ranks can't be cut into axes: tp goes to 6"),
         (("--ranks", "4", "--compare", "tp=3"), "= 3 ranks, expected 4"),
@@ -125,6 +137,17 @@ def test_fewer_ranks_that_are_as_fast(run_file: Path, capsys: pytest.CaptureFixt
 def test_refused(run_file: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(run_file, *words) in (2, 3)
     assert told in capsys.readouterr().err
+
+
+def test_experts_over_ep(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run file's own ep is one of the layouts; more of it than there are experts is refused as a layout is."""
+    run_file.write_text(MIXTURE + RUN[RUN.index("[data]") :].replace("24", "4"), encoding="utf-8")
+    words = ("--set", "mesh.ep=2", "--compare", "ep=2", "--compare", "ep=4", "--best", "1", "--json")
+    assert plan(run_file, "--ranks", "4", *words) == 0
+    apart, refused = json.loads(capsys.readouterr().out)["compared"]
+    assert apart["cost"]["layout"]["ep"] == apart["cost"]["layout"]["dp"] == 2
+    assert apart["cost"]["parts"]["exchange over ep"] > 0
+    assert refused["cost"] is None and "ep=4 is more than there are experts: 3" in refused["refusal"]
 
 
 def test_without_a_machine(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
