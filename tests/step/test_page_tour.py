@@ -110,6 +110,7 @@ press("Home"); press("q"); press("n"); $("given").value = "y";
 $("question").querySelector("button[value=answer]").click();
 result.reason = $("verdict").textContent; press("q");
 makeSlides(); result.slides = document.querySelectorAll("#slides .slide").length;
+result.printed = document.querySelectorAll("#slides .slide")[5].querySelector("canvas").getBoundingClientRect().width;
 result.tall = [...document.querySelectorAll("#slides .slide .arrays")].filter(node => node.scrollHeight > 720).length;
 """
     + TELL
@@ -180,6 +181,7 @@ def test_the_tour_of_a_page_with_several_films(tmp_path: Path) -> None:
     assert text.rstrip() == example_text("02_column_then_row.py")
     assert found["chapter"][3] == "update.norm"
     assert found["presents"] == ["present", "none"]
+    assert found["printed"] > 150  # px: as large as the slide lets it be
     norm = found["chapter"][2]  # the key that lights the screen again doesn't walk, b sets no breakpoint
     assert found["darkened"] == ["present", 0, norm, "present darkened", "", "blocks.0.attention.heads"]
     assert found["told"] and found["from_notes"] == [4, "4"]
