@@ -337,7 +337,7 @@ def _check_machine(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One thing to measure. `check(args)` raises UsageError; the module `module` of mpitp.bench measures and reports."""
+    """One thing to measure. `check(args)` raises UsageError; `module`, of mpitp.bench, measures and reports."""
 
     line: str
     description: str
