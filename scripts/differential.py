@@ -19,6 +19,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ import transformers
 from golden import as_stored, double_precision, exact_bloom_gelu, mean_loss, model_class
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from mpitp.comm import run_threads
+from mpitp.comm import Group, run_threads
 from mpitp.errors import ConfigError
 from mpitp.models import MODEL_TYPES
-from tests.parity.differential import CASES, SEQ, chosen_rows, computed, differences, digest, tokens_of, weight_of
+from tests.parity.differential import (
+    CASES,
+    SEQ,
+    Arrays,
+    chosen_rows,
+    computed,
+    differences,
+    digest,
+    tokens_of,
+    weight_of,
+)
 
 STORED_A_TYPE = 2
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -287,60 +298,82 @@ def older_spelling(raw: Fields) -> Fields:
     return {**{key: value for key, value in found.items() if key != "dtype"}, "torch_dtype": "float32", "_extra_key": 1}
 
 
-def run_case(number: int, seed: int, kind: str) -> tuple[str, Fields]:
-    """What became of one random case ("equal", "refused: ..." or what differs), and the case."""
-    pick = random.Random(f"{seed}/{number}")
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One random case: what is stored of it, what transformers makes of it, and what mpitp does. `reference` and
+    `computed` raise ConfigError for a config that mpitp refuses.
+    """
+
+    facts: Fields
+    reference: Callable[[], Arrays]
+    computed: Callable[[Group], Arrays]
+
+
+def make_case(number: int, kind: str, pick: random.Random, directory: Path) -> Case:
+    """A random decoder, saved in `directory`."""
     fields = MAKERS[kind](pick)
     ranks = pick.choice([1, 2, 3])
+    expected, model = reference(CONFIG_MAPPING[kind](**fields, **NO_IDS), directory, number)
+    raw = json.loads((directory / "config.json").read_text())
+    if pick.random() < 0.4:
+        raw = older_spelling(raw)
+        (directory / "config.json").write_text(json.dumps(raw))
+    names = {name: list(array.shape) for name, array in all_as_stored(model, lambda param: param).items()}
+    facts = {"config": raw, "ranks": ranks, "seed": number, "shapes": names}
+    return Case(facts, lambda: expected, lambda group: computed(group, directory, number, names))
+
+
+Maker = Callable[[int, str, random.Random, Path], Case]
+
+
+def run_case(number: int, seed: int, kind: str, make: Maker) -> tuple[str, Fields]:
+    """What became of one random case ("equal", "refused: ..." or what differs), and what is stored of it."""
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) / "model"
-        expected, model = reference(CONFIG_MAPPING[kind](**fields, **NO_IDS), directory, number)
-        raw = json.loads((directory / "config.json").read_text())
-        if pick.random() < 0.4:
-            raw = older_spelling(raw)
-            (directory / "config.json").write_text(json.dumps(raw))
-        names = {name: list(array.shape) for name, array in all_as_stored(model, lambda param: param).items()}
-        case = {"config": raw, "ranks": ranks, "seed": number, "shapes": names}
+        case = make(number, kind, random.Random(f"{seed}/{number}"), Path(folder) / "model")
         try:
-            found = run_threads(ranks, computed, directory, number, names)[0]
+            expected = case.reference()
+            found = run_threads(case.facts["ranks"], case.computed)[0]
         except ConfigError as error:
-            return f"refused: {str(error).partition('config.json: ')[2]}", case
+            return f"refused: {str(error).rpartition('config.json: ')[2]}", case.facts
         worst = differences(found, expected)
-    case["expected"] = {name: [float(f"{x:.13g}") for x in value.flat] for name, value in expected.items()}
-    case["expected"]["logits"] = [list(map(float, row)) for row in np.char.mod("%.13g", expected["logits"])]
-    return f"differs: {worst}" if worst else "equal", case
+    case.facts["expected"] = {name: [float(f"{x:.13g}") for x in value.flat] for name, value in expected.items()}
+    case.facts["expected"]["logits"] = [list(map(float, row)) for row in np.char.mod("%.13g", expected["logits"])]
+    return f"differs: {worst}" if worst else "equal", case.facts
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def run(about: str, kinds: list[str], make: Maker, path: Path, a_type: int) -> int:
+    """The command line of a script of random cases; `path`: where `a_type` of each type are stored. Its exit status."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=MAKERS, help="this type alone")
-    parser.add_argument(
-        "--store", action="store_true", help=f"write {STORED_A_TYPE} equal cases a type to {CASES.name}"
-    )
+    parser.add_argument("--only", choices=kinds, help="this type alone")
+    parser.add_argument("--store", action="store_true", help=f"write {a_type} equal cases a type to {path.name}")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    exact_bloom_gelu()
-    assert set(MAKERS) == set(MODEL_TYPES), "a type without random configs"
-    kinds, counts, stored = [args.only] if args.only else list(MAKERS), collections.Counter(), []
+    chosen, counts, stored = [args.only] if args.only else kinds, collections.Counter(), []
     for number in range(args.cases):
-        kind = kinds[number % len(kinds)]
-        result, case = run_case(number, args.seed, kind)
+        kind = chosen[number % len(chosen)]
+        result, case = run_case(number, args.seed, kind, make)
         counts[result.partition(":")[0]] += 1
         if result.startswith("differs"):
             print(f"case {number}, {kind}, {case['ranks']} ranks: {result}\n  {json.dumps(case['config'])}", flush=True)
         elif result.startswith("refused"):
             counts[f"  {kind}: {result}"[:150]] += 1
-        elif sum(other["config"]["model_type"] == kind for other in stored) < STORED_A_TYPE:
+        elif sum(other["config"]["model_type"] == kind for other in stored) < a_type:
             stored.append(case)
     print(*(f"{count:5} {what}" for what, count in sorted(counts.items())), sep="\n")
     if args.store:
-        CASES.write_text(json.dumps(stored) + "\n")
-        print(f"{CASES}: {len(stored)} cases, {CASES.stat().st_size / 1024:.0f} KiB")
+        path.write_text(json.dumps(stored) + "\n")
+        print(f"{path}: {len(stored)} cases, {path.stat().st_size / 1024:.0f} KiB")
     return 1 if counts["differs"] else 0
+
+
+def main() -> int:
+    exact_bloom_gelu()
+    assert set(MAKERS) == set(MODEL_TYPES), "a type without random configs"
+    return run(__doc__, list(MAKERS), make_case, CASES, STORED_A_TYPE)
 
 
 if __name__ == "__main__":

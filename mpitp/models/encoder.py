@@ -162,7 +162,7 @@ def masked_head(
     config: EncoderConfig, build: Builder, table: Callable[[], Product], vocab: Share
 ) -> dict[str, Callable[[], Layer]]:
     """What makes a dense layer, its norm, and the head over the embedding's own table with a bias."""
-    hidden, activation = config.hidden_size, activation_of(config.activation, gated=False)
+    hidden, activation = config.hidden_size, activation_of(config.head_activation or config.activation, gated=False)
     return {
         "transform": lambda: build.gathered_dense(hidden, hidden, activation),
         "transform_norm": lambda: build.layer_norm(hidden, config.norm_eps),

@@ -46,7 +46,8 @@ class EncoderConfig:
     """An encoder; sizes in the glossary's terms. `hf` is the config.json it was read from.
 
     `position_offset`: rows of the position table before the first position's. `num_types`: kinds of tokens (0: no such
-    table). `labels`: names of the classes, where the head has some.
+    table). `head_activation`: of the masked head's dense layer, where it isn't the blocks' own. `labels`: names of the
+    classes, where the head has some.
     """
 
     model_type: str
@@ -64,6 +65,7 @@ class EncoderConfig:
     dropouts: Dropouts = Dropouts()
     head: str = FEATURES
     head_dropout: float = 0.0
+    head_activation: str | None = None
     labels: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # fact: key of config.json
     hf: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mpitp.errors import ConfigError
@@ -26,11 +27,15 @@ _DEFAULT_PAD = 1
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
-    """The config of a RoBERTa directory. Raises ConfigError for what is missing, unknown or not supported."""
+    """The config of a RoBERTa directory; its masked head has the erf GELU, whatever hidden_act is.
+
+    Raises ConfigError for what is missing, unknown or not supported.
+    """
     pad = raw.get("pad_token_id", _DEFAULT_PAD)
     if isinstance(pad, bool) or not isinstance(pad, int) or pad < 0:
         raise ConfigError(f"config.json: pad_token_id must be a whole number of at least 0, got {pad!r:.60}")
-    return bert.read_bert_like(raw, CLASSES, {}, "num_hidden_layers", offset=pad + 1)
+    config = bert.read_bert_like(raw, CLASSES, {}, "num_hidden_layers", offset=pad + 1)
+    return replace(config, head_activation="gelu")
 
 
 def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:

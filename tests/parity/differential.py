@@ -96,6 +96,6 @@ def differences(found: Arrays, expected: Mapping[str, Any]) -> dict[str, float]:
     """The largest difference of each array, relative to its largest value; those beyond the tolerance."""
     wanted = {name: np.asarray(value, np.float64).reshape(found[name].shape) for name, value in expected.items()}
     pairs = {name: (found[name], wanted[name]) for name in wanted}
-    pairs |= {"cached": (found["cached"], wanted["logits"])} if len(found["cached"]) else {}
+    pairs |= {"cached": (found["cached"], wanted["logits"])} if len(found.get("cached", ())) else {}
     relative = {name: float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())) for name, (a, b) in pairs.items()}
     return {name: value for name, value in relative.items() if not value < TOLERANCE}
