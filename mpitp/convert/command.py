@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ examples:
 
 Quantised weights are stored as the floats that they stand for, so a directory is larger than its GGUF file: 4 bytes a
 weight as float32, 2 as bfloat16 or float16. --weights int8 takes 8.5 bits a weight, int4 4.5; a GGUF file's Q8_0 and
-Q4_0 tensors keep their codes bit for bit. Rounded weights generate text; they can't be trained. What the rounding costs
-tells `mpitp eval perplexity`.
+Q4_0 matrices keep their codes bit for bit, and so do its Q4_1 and Q4_K with int4, which then takes 6.
+Rounded weights generate text; they can't be trained. What the rounding costs tells `mpitp eval perplexity`.
 """
 
 BITS = {"int8": 8, "int4": 4}
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _round(args: argparse.Namespace) -> int:
     """Round the matrices of a directory, or of the one that a GGUF file makes."""
+    from mpitp.convert.gguf_file import GgufFile
+    from mpitp.convert.gguf_groups import GgufGroups, has_least_values
     from mpitp.convert.rounding import bits_a_weight, round_weights
     from mpitp.ops.groupwise import Grouping
     from mpitp.progress_bar import progress_bar
@@ -94,13 +97,23 @@ def _round(args: argparse.Namespace) -> int:
     grouping, beside = Grouping(BITS[args.weights]), Path(args.directory).absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=beside, prefix=".mpitp-floats-") as floats:
-        source = Path(args.source)
+        source, options = Path(args.source), {}
         if not source.is_dir():
             source = Path(floats) / "model"
-            _convert(args, str(source))
+            made = _convert(args, str(source))
+            file = GgufFile(args.source)
+            if grouping.bits == 4 and has_least_values(file):
+                grouping = replace(grouping, has_least=True)
+                options["kept"] = GgufGroups(file, made["head_dim"]).of
         with progress_bar("rounding", " weights", scale=True) as bar:
             config = round_weights(
-                source, args.directory, grouping, overwrite=args.overwrite, progress=bar.update, start=bar.reset
+                source,
+                args.directory,
+                grouping,
+                overwrite=args.overwrite,
+                progress=bar.update,
+                start=bar.reset,
+                **options,
             )
     _say(args.directory, config, f"{args.weights}, {bits_a_weight(grouping):g} bits a weight of a matrix")
     return 0

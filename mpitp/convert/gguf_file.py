@@ -44,6 +44,14 @@ class GgufFile:
         """Name and shape (outermost dim first, as in NumPy) of every tensor."""
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
+    def kind(self, name: str) -> str:
+        """How a tensor is stored: "F32", "Q4_K" and so on."""
+        return str(self._tensors[name].tensor_type.name)
+
+    def stored(self, name: str) -> np.ndarray:
+        """A quantised tensor's rows as the file has them, uint8 [n, bytes]."""
+        return np.asarray(self._tensors[name].data)
+
     def rows(self, name: str, band: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, float32 rows) of a tensor in bands of at most `band` rows; a vector is one band."""
         tensor = self._tensors[name]

@@ -26,6 +26,7 @@ from mpitp.models.names import HfPiece
 from mpitp.ops.groupwise import Grouping, quantise
 
 DOCUMENTS = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights: the tokenizer's files and the like
+Kept = tuple[np.ndarray, np.ndarray]  # codes and scales
 _CODES = {np.dtype(np.int8): "I8", np.dtype(np.uint8): "U8"}
 
 
@@ -34,6 +35,7 @@ def round_weights(
     directory: str | Path,
     grouping: Grouping,
     *,
+    kept: Callable[[str], Kept | None] = lambda tensor: None,
     overwrite: bool = False,
     progress: Callable[[int], object] = lambda elements: None,
     start: Callable[[int], object] = lambda total: None,
@@ -41,6 +43,7 @@ def round_weights(
     """Write `directory`, the model of `source` with its matrices rounded and its vectors as float32; the new config.
 
     Weights that have been rounded in this way before (of a GGUF file in Q8_0 or Q4_0, say) keep their codes and scales.
+    kept: of a matrix's name, its codes and scales in `grouping` where these are known; tables are rounded all the same.
     start is called with the number of elements, progress with those of each matrix. Nothing is left behind on an error.
     Raises FileError and ConfigError for a model that can't be read or rounded.
     """
@@ -48,7 +51,7 @@ def round_weights(
     config = {**raw, KEY: grouping_entry(grouping)}
     rounded = _abstract(source, config)
     model = load_model(source, make_site(SerialGroup()))
-    shards = plan_shards(expected_tensors(rounded), _stored_dtypes(rounded))
+    shards = plan_shards(expected_tensors(rounded), _stored_dtypes(rounded, grouping))
     start(sum(param.data.size for _, param in model.named_params()))
     with publishing(Path(directory), overwrite, MODEL_FILES) as staging:
         _copy_documents(Path(source), staging)
@@ -62,7 +65,7 @@ def round_weights(
                 create_file(staging / file, layout)
                 writer = stack.enter_context(contextlib.closing(SafetensorsWriter(staging / file, layout)))
                 writers.update(dict.fromkeys(tensors, writer))
-            for name, values, starts in _rounded_tensors(model, rounded, grouping, progress):
+            for name, values, starts in _rounded_tensors(model, rounded, grouping, kept, progress):
                 writers[name].write(name, values, starts)
     return config
 
@@ -79,18 +82,25 @@ def _abstract(source: str | Path, config: dict[str, Any]) -> CausalLM:
     return rounded
 
 
-def _stored_dtypes(rounded: CausalLM) -> dict[str, str]:
-    """How each tensor is stored: codes, scales in 16 bits, vectors as they are."""
+def _stored_dtypes(rounded: CausalLM, grouping: Grouping) -> dict[str, str]:
+    """How each tensor is stored: codes, scales in 16 bits (beside least values in 32), vectors as they are."""
     table, stored = rounded.hf_pieces(), {}
+    codes = {name: param.data.dtype for name, param in rounded.named_params()}
     for name, param in rounded.named_params():
-        kind = "F16" if name.endswith(SCALES) else _CODES.get(param.data.dtype, "F32")
+        kind = _CODES.get(param.data.dtype, "F32")
+        if name.endswith(SCALES) and not (grouping.has_least and codes[name.removesuffix(SCALES)] == grouping.dtype):
+            kind = "F16"
         pieces = [table[name, part.name] for part in param.placement.parts]
         stored.update({tensor: kind for piece in pieces for tensor in piece.tensors()})
     return stored
 
 
 def _rounded_tensors(
-    model: CausalLM, rounded: CausalLM, grouping: Grouping, progress: Callable[[int], object]
+    model: CausalLM,
+    rounded: CausalLM,
+    grouping: Grouping,
+    kept: Callable[[str], Kept | None],
+    progress: Callable[[int], object],
 ) -> Iterator[tuple[str, np.ndarray, list[int]]]:
     """What is written: a tensor's name, values, and where they begin in it."""
     table, dtypes = rounded.hf_pieces(), {name: param.data.dtype for name, param in rounded.named_params()}
@@ -100,8 +110,9 @@ def _rounded_tensors(
             for values, piece, of_scales in _matrices(param.data[place], table, (name, scale), part.name):
                 starts = [piece.start] + [0] * (values.ndim - 1)
                 if scale in dtypes:
-                    of_this = grouping if dtypes[name] == grouping.dtype else grouping.of_tables
-                    codes, scales = quantise(values, of_this)
+                    is_table = dtypes[name] != grouping.dtype
+                    known = None if is_table else kept(piece.tensor)
+                    codes, scales = known or quantise(values, grouping.of_tables if is_table else grouping)
                     yield piece.tensor, codes, starts
                     yield of_scales.tensor, scales, starts
                 else:
@@ -125,7 +136,7 @@ def _matrices(
 
 def bits_a_weight(grouping: Grouping) -> float:
     """Stored bits of a weight, its part of a scale counted."""
-    return grouping.bits + 16 / grouping.size
+    return grouping.bits + (64 if grouping.has_least else 16) / grouping.size
 
 
 def _copy_documents(source: Path, staging: Path) -> None:

@@ -99,8 +99,8 @@ class GroupwiseMatrices(ExpertMatrices):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        e, n, groups = self.scales.data.shape
-        return e, n, groups * self.grouping.size
+        e, n, _ = self.scales.data.shape
+        return e, n, self.grouping.groups_in(self.scales.data) * self.grouping.size
 
     @property
     def placement(self) -> Placement:
@@ -122,7 +122,8 @@ class GroupwiseMatrices(ExpertMatrices):
 
 def groupwise_matrices(site: Site, placement: Placement, grouping: Grouping) -> GroupwiseMatrices:
     """Those that are cut like `placement`, all zero. Raises ConfigError where a cut parts a group."""
-    codes, scales = regrouped(placement, grouping, grouping.group_bytes), regrouped(placement, grouping, 1)
+    codes = regrouped(placement, grouping, grouping.group_bytes)
+    scales = regrouped(placement, grouping, grouping.group_floats)
     zeros = site.device.zeros
     return GroupwiseMatrices(
         Param(zeros(codes.shape, grouping.dtype), codes, decay=False),

@@ -2,6 +2,7 @@ r"""Products and tables whose weights are whole numbers of 8 or 4 bits with a sc
 
     W[i, j] = codes[i, j] * scales[i, j // g]        codes [n, k * bits / 8] int8 or uint8, scales [n, k/g] float32
 
+or codes * scales + least, then [n, 2 k/g], each group's scale and least value side by side.
 Codes and scales are two parameters, cut as W is; a cut along k lies between groups. They are loaded, never trained:
 backward gives dx, and no gradients of them.
 """
@@ -41,8 +42,8 @@ class GroupwiseProduct(Product):
 
     @property
     def shape(self) -> tuple[int, int]:
-        n, groups = self.scales.data.shape
-        return n, groups * self.grouping.size
+        scales = self.scales.data
+        return len(scales), self.grouping.groups_in(scales) * self.grouping.size
 
     @property
     def placement(self) -> Placement:
@@ -66,6 +67,7 @@ class GroupwiseProduct(Product):
         if cols != ALL:
             groups = slice(cols.start // self.grouping.size, cols.stop // self.grouping.size)
             cols = slice(groups.start * self.grouping.group_bytes, groups.stop * self.grouping.group_bytes)
+            groups = slice(groups.start * self.grouping.group_floats, groups.stop * self.grouping.group_floats)
         return self.codes.data[rows, cols], self.scales.data[rows, groups]
 
 
@@ -115,7 +117,7 @@ class GroupwiseEmbedding(Layer):
 def groupwise_product(site: Site, placement: Placement, grouping: Grouping) -> GroupwiseProduct:
     """The product of a W that is cut like `placement`, all zero. Raises ConfigError where a cut parts a group."""
     codes = regrouped(placement, grouping, grouping.group_bytes)
-    scales = regrouped(placement, grouping, 1)
+    scales = regrouped(placement, grouping, grouping.group_floats)
     zeros = site.device.zeros
     return GroupwiseProduct(
         Param(zeros(codes.shape, grouping.dtype), codes, decay=False),

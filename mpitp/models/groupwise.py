@@ -3,8 +3,9 @@ how their tensors are named.
 
     {"quant_method": "groupwise", "bits": 4, "group_size": 32, "table_bits": 8, "symmetric": true}
 
-A matrix X.weight is stored as X.weight, its codes, and X.weight_scale, its scales (`ops/groupwise.py`); tables of the
-vocabulary always have 8 bits, vectors are floats as ever.
+A matrix X.weight is stored as X.weight, its codes, and X.weight_scale, its scales (`ops/groupwise.py`). Where
+"symmetric" is false, X.weight_scale has twice as many columns: each group's scale and, behind it, its least value.
+Tables of the vocabulary always have 8 bits and scales alone, vectors are floats as ever.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def grouping_entry(grouping: Grouping) -> dict[str, Any]:
         "bits": grouping.bits,
         "group_size": grouping.size,
         "table_bits": 8,
-        "symmetric": True,
+        "symmetric": not grouping.has_least,
     }
 
 
@@ -40,10 +41,13 @@ def without_grouping(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Grouping |
     if not isinstance(entry, Mapping) or entry.get("quant_method") != METHOD:
         return dict(raw), None
     bits, size = entry.get("bits"), entry.get("group_size")
-    if type(bits) is not int or type(size) is not int or dict(entry) != grouping_entry(Grouping(bits, size)):
+    grouping = None
+    if type(bits) is int and type(size) is int:
+        grouping = Grouping(bits, size, has_least=entry.get("symmetric") is False)
+    if grouping is None or dict(entry) != grouping_entry(grouping):
         known = grouping_entry(Grouping(8))
         raise ConfigError(f"config.json: {KEY}={dict(entry)!r:.200} is not understood; expected such as {known!r}")
-    return {key: value for key, value in raw.items() if key != KEY}, Grouping(bits, size)
+    return {key: value for key, value in raw.items() if key != KEY}, grouping
 
 
 def with_scales(pieces: Mapping[tuple[str, str], HfPiece]) -> dict[tuple[str, str], HfPiece]:

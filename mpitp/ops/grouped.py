@@ -48,7 +48,9 @@ def grouped_weight_grad(dys: Sequence[Array], xs: Sequence[Array], counts: Seque
 
 
 def groupwise_grouped_forward(x: Array, codes: Array, scales: Array, grouping: Grouping, counts: np.ndarray) -> Array:
-    """As `grouped_forward`, of w in 8 or 4 bits: codes [e, n, k * bits / 8], scales [e, n, k/g]."""
+    """As `grouped_forward`, of w in 8 or 4 bits: codes [e, n, k * bits / 8], scales [e, n, k/g] (twice as
+    wide with least values).
+    """
     y = array_module(x).empty((len(x), scales.shape[1]), x.dtype)
     for i, rows in _groups(counts):
         groupwise_forward(x[rows], codes[i], scales[i], grouping, out=y[rows])
@@ -59,7 +61,7 @@ def groupwise_grouped_input_grad(
     dy: Array, codes: Array, scales: Array, grouping: Grouping, counts: np.ndarray
 ) -> Array:
     """dx [t, k] of dy [t, n]."""
-    dx = array_module(dy).empty((len(dy), scales.shape[2] * grouping.size), dy.dtype)
+    dx = array_module(dy).empty((len(dy), grouping.groups_in(scales) * grouping.size), dy.dtype)
     for i, rows in _groups(counts):
         groupwise_input_grad(dy[rows], codes[i], scales[i], grouping, out=dx[rows])
     return dx

@@ -87,8 +87,10 @@ def interleave(rows, heads):
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path, tensors, architecture="llama", tokenizer=None, quantise=None, **changes):
-    """A GGUF file; changes: metadata by key ("." written "__"), None leaves a key out."""
+def write_gguf(path, tensors, architecture="llama", tokenizer=None, quantise=None, blocks=None, **changes):
+    """A GGUF file; changes: metadata by key ("." written "__"), None leaves a key out; blocks: of some tensors, the
+    bytes that stand for them and their kind.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     tokens, types, merges = bpe_vocabulary()
     metadata = {
@@ -120,6 +122,10 @@ def write_gguf(path, tensors, architecture="llama", tokenizer=None, quantise=Non
         if value is not None:
             add_value(writer, key, value)
     for name, array in tensors.items():
+        if name in (blocks or {}):
+            stored, kind = blocks[name]
+            writer.add_tensor(gguf_name(name), stored, raw_dtype=kind)
+            continue
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             array = interleave(array, HEADS if "q_proj" in name else KV_HEADS)
         kind = quantise if array.ndim == 2 else None
