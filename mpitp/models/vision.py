@@ -11,7 +11,7 @@ A batch's `tokens` are pixels [b n, c p p], `rows` one run of n + 1 an image, `t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -104,8 +104,12 @@ def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
             "mesh.tp, sequence_parallel, dp and pp"
         )
     whole = _on(config, site.abstract())
-    costs = token_costs(whole.layers, {"tokens": float(config.hidden_size), HEAD: 0.0}, {})
-    return chosen_chunks(whole.types(), costs, site, cutting)
+    return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
+
+
+def layer_costs(config: VisionConfig, layers: Mapping[str, Layer]) -> dict[str, float]:
+    """Multiplications a token that each layer takes forward; a head sees a row of each image, next to none."""
+    return token_costs(layers, {"tokens": float(config.hidden_size), HEAD: 0.0}, {})
 
 
 def _on(config: VisionConfig, site: Site, chosen: Chosen = Chosen()) -> Vision:  # noqa: B008  (frozen)

@@ -67,4 +67,9 @@ def _owned_blocks(name: str, param: Param) -> Iterator[tuple[Key, Index]]:
 def norm_slots(config: DecoderConfig, blocks: int) -> int:
     """Numbers in the vector, for dims cut into `blocks` blocks: one for each block of each part."""
     model = abstract_model(config, make_site(abstract_mesh({"tp": 1}), invariant_blocks=blocks))
-    return sum(1 for _, param in model.named_params() for _ in param.placement.owned_blocks())
+    return slots_of(model.named_params())
+
+
+def slots_of(named_params: Iterable[tuple[str, Param]]) -> int:
+    """The same of the parameters of a model that one rank holds whole."""
+    return sum(1 for _, param in named_params for _ in param.placement.owned_blocks())

@@ -8,147 +8,49 @@ r"""The operators of one rank's pass as a graph, from what its layers declare: c
     backward     the same way back: every forward node has a mirror, whose collectives are the conjugate ones
 
 A collective stands before the work of its layer where its pair is the layer's entry (`Algebra.entry`), else behind it;
-in the backward pass it is the other way round. Nothing is computed or allocated, so that a graph of one rank out of
+in the backward pass it is the other way round. Behind a layer that says one thing of a whole text or image (first rows,
+a mean), arrays have a row for each of them. Nothing is computed or allocated, so that a graph of one rank out of
 thousands takes as long as that of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import numpy as np
 
 from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
 from mpitp.layers.experts import Experts
+from mpitp.layers.first_rows import OnFirstRows
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send, TypedLayer, Wrapper, unwrapped
 from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.mixture import MixtureOfExperts, SharedExpert
 from mpitp.layers.param import Param
+from mpitp.layers.patches import ClassAndMean, PatchEmbedding
 from mpitp.layers.recompute import Recompute
 from mpitp.layers.rows import Rows
-from mpitp.models.model import EMBEDDING, CausalLM
+from mpitp.models.layered import LayeredModel
 from mpitp.models.stages import Chunk
 from mpitp.plan.kept import Sizes, kept_of
-from mpitp.plan.operations import RESIDUAL, Cost, Ends, cost_of, gate_cost
-from mpitp.trace.traffic import wire_bytes
+from mpitp.plan.nodes import Collective, Node, Operation, RankGraph, Tensor
+from mpitp.plan.operations import ELEMENTWISE, RESIDUAL, Cost, Ends, cost_of, gate_cost
 
 INDEX_BYTES = 8
-UPDATE = "update"  # the phase behind all microbatches
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An array between two nodes, as one rank has it: [rows, width], and its letter along each axis."""
-
-    rows: int
-    width: int
-    item: int
-    letters: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Of this rank's array."""
-        return self.rows * self.width * self.item
-
-    def along(self, axis: str, letter: str) -> Tensor:
-        """The same with another letter along an axis."""
-        return replace(self, letters=tuple((each, letter if each == axis else old) for each, old in self.letters))
-
-    def __str__(self) -> str:
-        letters = " ".join(f"{axis}:{letter}" for axis, letter in self.letters)
-        return f"[{self.rows}, {self.width}] {letters}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What all nodes have: a name of their own, the layer, the pass, whose output they take, and what they give.
-
-    `passes`: how often a microbatch runs it (2: backward runs a forward again).
-    """
-
-    name: str
-    layer: str
-    phase: str
-    inputs: tuple[str, ...]
-    output: Tensor | None
-    passes: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Node):
-    """A rank's own work: flops of its products, bytes read and written, bytes kept for backward, all of one pass.
-
-    `shape`: t, n and k of a product; of attention a sequence's length, heads and their width.
-    """
-
-    kind: str = ""
-    flops: int = 0
-    moved_bytes: int = 0
-    kept_bytes: int = 0
-    shape: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Collective(Node):
-    """`calls` of a collective along `axis`, over `ranks`; this rank hands in `given_bytes` in all of them together, a
-    pass. `axis`: several are "dp+cp". `is_hidden`: it can run behind the layer's own work.
-    """
-
-    op: str = ""
-    axis: str = ""
-    ranks: int = 1
-    calls: int = 1
-    given_bytes: Fraction = Fraction(0)
-    is_hidden: bool = False
-
-    @property
-    def wire_bytes(self) -> float:
-        """What the textbook algorithm sends from this rank (`trace/traffic.py`)."""
-        given = float(self.given_bytes)
-        result = given if self.op.startswith("all_reduce_in_order") else 0.0
-        return wire_bytes(self.op, self.ranks, given, result)
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it joins stages (an inter-operator cut), not the shards of one operator."""
-        return self.axis == "pp"
-
-
-@dataclass(slots=True)
-class RankGraph:
-    """The nodes of one rank's microbatch, in the order in which they run, by name."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-
-    @property
-    def operations(self) -> list[Operation]:
-        """A rank's own work."""
-        return [node for node in self.nodes.values() if isinstance(node, Operation)]
-
-    @property
-    def collectives(self) -> list[Collective]:
-        """What it takes part in."""
-        return [node for node in self.nodes.values() if isinstance(node, Collective)]
-
-    def flops(self, phase: str = "") -> int:
-        """Of a microbatch; of one pass's nodes, where a phase is named."""
-        return sum(node.flops * node.passes for node in self.operations if phase in ("", node.phase))
-
-    def kept_bytes(self) -> int:
-        """What the layers keep for backward, each by itself."""
-        return sum(node.kept_bytes for node in self.operations)
-
-
-def stage_graphs(model: CausalLM, rows: Rows, stages: Sequence[Sequence[Chunk]]) -> list[RankGraph]:
+def stage_graphs(model: LayeredModel, rows: Rows, stages: Sequence[Sequence[Chunk]]) -> list[RankGraph]:
     """The graph of a microbatch of `rows` for each stage's chunks, on the rank whose (abstract) site the model lies on.
     The model has the layers of all of them.
     """
     cp, graphs = model.site.mesh["cp"], []
-    sizes = Sizes.of(rows, model.site, model.config.hidden_size)
-    of_rank = _Microbatch(model, sizes, rows.cut(cp.rank, cp.size) if cp.size > 1 else rows, model.types())
+    own = rows.cut(cp.rank, cp.size) if cp.size > 1 else rows
+    sizes = replace(Sizes.of(rows, model.site, model.config.hidden_size), texts=len(own.first_rows()))
+    of_rank = _Microbatch(model, sizes, own, model.types())
     for chunks in stages:
         graph = RankGraph()
         for chunk in chunks:
@@ -157,7 +59,7 @@ def stage_graphs(model: CausalLM, rows: Rows, stages: Sequence[Sequence[Chunk]])
     return graphs
 
 
-def rank_graph(model: CausalLM, rows: Rows) -> RankGraph:
+def rank_graph(model: LayeredModel, rows: Rows) -> RankGraph:
     """The graph of a microbatch through the model's own chunks."""
     return stage_graphs(model, rows, [model.chunks])[0]
 
@@ -166,7 +68,7 @@ def rank_graph(model: CausalLM, rows: Rows) -> RankGraph:
 class _Microbatch:
     """A model, its types, and what a pass through it is on this rank."""
 
-    model: CausalLM
+    model: LayeredModel
     sizes: Sizes
     rows: Rows
     types: Mapping[str, TypedLayer]
@@ -199,7 +101,7 @@ class _ChunkGraph:
         first, last = self.chunk.names[0], self.chunk.names[-1]
         layers = {name: self.model.layers[name] for name in self.chunk.names}
         layers |= {"loss": self.model.loss} if self.chunk.ends_in_loss else {}
-        if first != EMBEDDING:
+        if first != self.model.entrance:
             self._add_message("recv", "send", self.types[first].incoming, first, ())
             self.made[self.types[first].incoming.made_by] = f"{first} recv"
         for name, layer in layers.items():
@@ -222,10 +124,13 @@ class _ChunkGraph:
     def _visit_inside(self, name: str, layer: Layer, children: Mapping[str, Layer], passes: int) -> None:
         joins = [join for join in (layer.algebra.forward if layer.algebra else ()) if isinstance(join, Join)]
         begun, past = len(self.chains), self._source(self.types[name].incoming)
+        if isinstance(layer, OnFirstRows):
+            self._take_first_rows(name, layer, passes)
         for key, child in children.items():
             inner = f"{name}.{key}"
             if joins and key in joins[0].before:
                 made_by = self.types[inner].incoming.made_by
+                past = self._past(name, joins[0], children) or past
                 past = self._add_join(f"{name}.{joins.pop(0).name}", inner, (self.made[made_by], past), passes)
                 self.made[made_by] = past
             self._visit(inner, child, passes)
@@ -243,6 +148,26 @@ class _ChunkGraph:
             result = self._add_own(f"{name}.gate", tensor, (result, past), cost, passes)
         self.made[name] = result
 
+    def _past(self, name: str, join: Join, children: Mapping[str, Layer]) -> str:
+        """What goes past a branch that a join names; "": what the block was given, or the sum before."""
+        beside = next((key for key in join.past if key in children), None)
+        return "" if beside is None else self._source(self.types[f"{name}.{beside}"].incoming)
+
+    def _take_first_rows(self, name: str, layer: OnFirstRows, passes: int) -> None:
+        """One row of each text goes on, from all ranks where each has its own."""
+        typed = self.types[name]
+        taken, self.sizes = self._tensor(typed.incoming), self.sizes.of_texts
+        given = replace(taken, rows=self.sizes.rows)
+        cost = Cost(ELEMENTWISE, moved=(2 * given.num_bytes, given.num_bytes + taken.num_bytes))
+        own = [
+            _operation(f"{name}.first rows", phase, cost, out, self.sizes.texts * INDEX_BYTES)
+            for phase, out in ((FORWARD, given), (BACKWARD, taken))
+        ]
+        _, behind = self._sends(f"{name}.first rows", layer, (given, given))
+        forward = [replace(node, passes=passes) for node in (own[0], *behind[FORWARD])]
+        self._add_chain(f"{name}.first rows", _Chain(forward, [own[1]], self._sources(typed.incoming)))
+        self.made[typed.incoming.made_by] = f"{name}.first rows"
+
     def _join_mixture(self, name: str, layer: MixtureOfExperts, passes: int) -> str:
         """Experts wait for the router too; what they have made is added to what the shared expert has."""
         router, experts = f"{name}.router", f"{name}.experts"
@@ -254,16 +179,18 @@ class _ChunkGraph:
 
     def _add_leaf(self, name: str, layer: Layer, passes: int) -> None:
         typed = self.types[name]
-        taken, given = self._tensor(typed.incoming), self._tensor(typed.outgoing)
+        taken = self._pixels(layer, typed) if isinstance(layer, PatchEmbedding) else self._tensor(typed.incoming)
+        if isinstance(layer, ClassAndMean):
+            self.sizes = replace(self.sizes.of_texts, hidden=2 * self.sizes.hidden)
+        given = self._tensor(typed.outgoing)
         if isinstance(layer, VocabParallelCrossEntropy):
             given = replace(given, width=1)
         kept = 0 if passes == 2 else self._kept(layer, taken)
-        ends = Ends(
-            self.sizes.rows, taken.rows * taken.width, given.rows * given.width, self.sizes.item, self.sizes.wide
-        )
+        rows = taken.rows if isinstance(layer, PatchEmbedding) else self.sizes.rows
+        ends = Ends(rows, taken.rows * taken.width, given.rows * given.width, self.sizes.item, self.sizes.wide)
         cost = cost_of(layer, ends, self.rows)
         own = [_operation(name, phase, cost, out, kept) for phase, out in ((FORWARD, given), (BACKWARD, taken))]
-        before, behind = self._sends(name, layer, (taken, given))
+        before, behind = self._sends(name, layer, (self._sent(layer, taken), given))
         of_pass = [[*before[node.phase], self._summand(node, behind[node.phase]), *behind[node.phase]] for node in own]
         forward = [replace(node, passes=passes) for node in of_pass[0]]
         self._add_chain(name, _Chain(forward, of_pass[1], self._sources(typed.incoming)))
@@ -316,6 +243,15 @@ class _ChunkGraph:
             return Tensor(self.sizes.rows, 1, INDEX_BYTES, kind.letters)
         return Tensor(self.sizes.shard if is_shard else self.sizes.rows, width, self.sizes.item, kind.letters)
 
+    def _pixels(self, layer: PatchEmbedding, typed: TypedLayer) -> Tensor:
+        """Of all patches; class tokens have none."""
+        width = layer.weight.data[0].size
+        return Tensor(int(np.count_nonzero(self.rows.positions())), width, self.sizes.item, typed.incoming.letters)
+
+    def _sent(self, layer: Layer, taken: Tensor) -> Tensor:
+        """What a forward pass's sends count the rows of."""
+        return replace(taken, rows=self.sizes.rows) if isinstance(layer, PatchEmbedding | ClassAndMean) else taken
+
     def _kept(self, layer: Layer, taken: Tensor) -> int:
         if isinstance(layer, VocabParallelCrossEntropy):
             return self.sizes.rows * (taken.width * self.sizes.wide + self.sizes.wide + INDEX_BYTES)
@@ -343,6 +279,8 @@ class _ChunkGraph:
         for send in (each for each in layer.sends() if sizes[each.axis] > 1):
             is_forward = send.phase == FORWARD
             early = (is_entry or send.axis == "cp") if is_forward else is_exit and not is_entry
+            if isinstance(layer, PatchEmbedding):  # dy's columns come together before the product
+                early = not is_forward
             if isinstance(layer, Experts):  # rows are gathered and sent to them before, and summed behind
                 early = send.op in ("all_gather", "all_to_all")
             number = len(before[send.phase] + behind[send.phase])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ _DESCRIPTION = """\
 Draw a training step as a graph of operators: what each computes, reads and keeps, what its arrays are along each axis
 of the mesh, and every collective as a node of its own. One block is opened, the others are folded. By formula, for any
 number of ranks; nothing is allocated. Cuts within operators (their shards exchange arrays) and between them (stages
-send messages) have colours of their own.
+send messages) have colours of their own. Decoders, encoders and vision transformers are known; one that gives features
+alone is drawn under a head of two classes.
 """
 
 _EPILOG = """\
@@ -96,28 +98,29 @@ def graph_of(config: RunConfig, ranks: int) -> StepGraph:
     """The graph of a run. Raises ConfigError for one that can't be laid on so many ranks."""
     from mpitp.comm.mesh import abstract_mesh
     from mpitp.errors import ConfigError
+    from mpitp.plan.graph_models import config_of, source_of
     from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.step_graph import step_graph
-    from mpitp.train.setup import mesh_sizes, model_config, open_data
-    from mpitp.train.stages import check_pipeline
+    from mpitp.train.setup import mesh_sizes
+    from mpitp.train.stages import check_layout
 
-    if config.task.kind != "text":
+    if config.task.kind == "translation":
         raise ConfigError(
-            f"plan graph draws models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
-            "plan memory takes this run file, and mpitp verify --types --config tells its layers and their cuts"
+            "plan graph draws models of one stream of tokens, and task.kind = 'translation' trains one of two; plan "
+            "memory takes this run file, and mpitp verify --types --config tells its layers and their cuts"
         )
     tell_of_shares(config)
-    data = open_data(config) if Path(config.data.train).exists() else None
-    decoder = model_config(config, data)
-    check_pipeline(config, decoder, abstract_mesh(mesh_sizes(config), 0, ranks))
-    return step_graph(config, decoder, ranks)
+    model = config_of(config)
+    check_layout(config, source_of(config, model), abstract_mesh(mesh_sizes(config), 0, ranks))
+    return step_graph(config, model, ranks)
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
     """The run file; or one that is made of the options."""
     from mpitp.errors import UsageError
+    from mpitp.models.vision_config import VisionConfig
+    from mpitp.plan.graph_models import config_of
     from mpitp.run_file import load_run_config, make_run_config
-    from mpitp.train.setup import model_config
 
     if args.ranks < 1:
         raise UsageError(f"--ranks must be at least 1, got {args.ranks}")
@@ -127,31 +130,44 @@ def _config(args: argparse.Namespace) -> RunConfig:
         if given:
             raise UsageError(f"--{given[0]} goes with --model; in a run file it is a key: change it with --set")
         return load_run_config(args.config, [*(f"mesh.{axis}={size}" for axis, size in mesh.items()), *args.set])
-    _refuse_others(args.model)
-    tables = _tables(args, mesh)
+    kind = _kind(args.model)
+    if kind == "image" and args.seq is not None:
+        raise UsageError("--seq goes with texts; an image has as many tokens as patches, and one more")
+    tables = _tables(args, mesh, kind)
     if args.seq is None:
-        positions = model_config(make_run_config(dict(tables)), None).max_positions
-        tables["data"]["seq_len"] = min(USUAL_SEQ, positions)
+        model = config_of(make_run_config({**copy.deepcopy(tables), "mesh": {}}))
+        most = USUAL_SEQ if isinstance(model, VisionConfig) else min(USUAL_SEQ, model.max_positions)
+        tables["data"]["seq_len"] = most
     return make_run_config(tables, args.set)
 
 
-def _refuse_others(path: str) -> None:
-    """Raise ConfigError for the config.json of a model that doesn't continue text."""
+def _kind(path: str) -> str:
+    """What the model in a directory would be trained to do. Raises ConfigError for one with an encoder and a decoder,
+    or of no type that is known.
+    """
     from mpitp.errors import ConfigError
     from mpitp.files import read_json
+    from mpitp.models.encoder_decoders import is_encoder_decoder
+    from mpitp.models.encoders import encoder_config_from_hf, is_encoder
     from mpitp.models.nearest import what_it_is
+    from mpitp.models.vision_config import is_vision
+    from mpitp.plan.graph_models import KINDS
 
     file = Path(path)
     raw = read_json(file / "config.json" if file.is_dir() else file)
-    told = what_it_is(raw.get("model_type")) if isinstance(raw, dict) else ""
-    if told:
+    if not isinstance(raw, dict):
+        return "text"
+    if is_encoder_decoder(raw):
         raise ConfigError(
-            f"plan graph draws models that continue text, and {path} holds another{told}; mpitp verify --types --model "
-            "tells its layers and their cuts"
+            f"plan graph draws models of one stream of tokens, and {path} holds one of two"
+            f"{what_it_is(raw.get('model_type'))}; mpitp verify --types --model tells its layers and their cuts"
         )
+    if is_vision(raw):
+        return "image"
+    return KINDS[encoder_config_from_hf(raw).head] if is_encoder(raw) else "text"
 
 
-def _tables(args: argparse.Namespace, mesh: dict[str, int]) -> dict[str, dict[str, Any]]:
+def _tables(args: argparse.Namespace, mesh: dict[str, int], kind: str) -> dict[str, dict[str, Any]]:
     """A run of the model in a directory, as its run file would have it."""
     from mpitp.errors import UsageError
 
@@ -163,6 +179,7 @@ def _tables(args: argparse.Namespace, mesh: dict[str, int]) -> dict[str, dict[st
     size = sizes["batch"] * sizes["microbatches"] * mesh.get("dp", 1) * mesh.get("ep", 1)
     return {
         "model": {"config": str(args.model)},
+        "task": {"kind": kind},
         "data": {"train": "text", "seq_len": sizes["seq"]},
         "mesh": dict(mesh),
         "train": {"steps": 1, "run_dir": "run", "micro_batch_size": sizes["batch"], "global_batch_size": size},

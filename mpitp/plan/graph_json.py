@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpitp.plan.graph import Collective, Node, Operation, RankGraph
 from mpitp.plan.graph_text import Seconds
+from mpitp.plan.nodes import Collective, Node, Operation, RankGraph
 from mpitp.plan.step_graph import StageGraph, StepGraph
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mpitp.plan.graph import Collective, Operation
 from mpitp.plan.graph_text import (
     Line,
     Seconds,
@@ -22,6 +21,7 @@ from mpitp.plan.graph_text import (
     stage_with,
     words_of_collective,
 )
+from mpitp.plan.nodes import Collective, Operation
 from mpitp.plan.step_graph import StageGraph, StepGraph
 
 # Okabe and Ito's colours: told apart by colour-blind readers too

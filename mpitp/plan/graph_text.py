@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpitp.errors import UsageError
 from mpitp.layers.layer import BACKWARD, FORWARD
-from mpitp.plan.graph import Collective, Node, Operation, RankGraph
+from mpitp.plan.nodes import Collective, Node, Operation, RankGraph
 from mpitp.plan.step_graph import StageGraph, StepGraph
 
 Seconds = Callable[[Node], float]  # how long a node takes; there is none without a machine file

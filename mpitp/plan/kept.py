@@ -36,7 +36,7 @@ from mpitp.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParall
 from mpitp.layers.exchange import StayHere
 from mpitp.layers.experts import Experts
 from mpitp.layers.first_rows import OnFirstRows
-from mpitp.layers.gathered_dense import GatherColumns, GatheredDense
+from mpitp.layers.gathered_dense import ColumnsToRows, GatherColumns, GatheredDense
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.joint_norm import JointNorms
@@ -95,7 +95,10 @@ class Sizes:
 def kept_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
     """Bytes that a pass through the layers of a chunk leaves, its loss and the pass's own tables included."""
     layers = {name: model.layers[name] for name in chunk.names}
-    total = sum(kept_of(layer, sizes) for layer in layers.values()) + _tables(layers, sizes)
+    pooling = next((name for name, layer in layers.items() if isinstance(unwrapped(layer), ClassAndMean)), "")
+    behind = set(list(layers)[list(layers).index(pooling) + 1 :]) if pooling else set()  # a row an image
+    total = sum(kept_of(layer, sizes.of_texts if name in behind else sizes) for name, layer in layers.items())
+    total += _tables(layers, sizes)
     vocab = model.loss.vocab.size
     total += sum(isinstance(unwrapped(x), SoftCap) for x in layers.values()) * sizes.rows * vocab * sizes.item
     if chunk.ends_in_loss:
@@ -114,6 +117,8 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
         case Wrapper():
             return kept_of(layer.inner, s)
         case Param() | Dropout() | Scale() | SoftCap() | Sinusoids() | LogitsBias() | ImageTokens() | GatherColumns():
+            return 0
+        case ClassAndMean() | ColumnsToRows():
             return 0
         case VocabParallelEmbedding() | TypeEmbedding():
             return s.rows * INDEX_BYTES

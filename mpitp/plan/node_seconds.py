@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from mpitp.comm.mesh import AXES
 from mpitp.layers.layer import BACKWARD
 from mpitp.ops.sight import LONG_TILE, TILE
-from mpitp.plan.graph import Collective, Node, Operation
 from mpitp.plan.machine_file import Machine
+from mpitp.plan.nodes import Collective, Node, Operation
 from mpitp.plan.operations import ATTENTION, PRODUCT
 from mpitp.plan.sums import Span, collective_seconds
 from mpitp.plan.work import PRODUCTS_OF_TILE, Scores, Work, seconds_of
@@ -50,6 +50,8 @@ def node_work(node: Operation) -> Work:
     turn = node.phase == BACKWARD
     if node.kind == PRODUCT:
         t, n, k = node.shape
+        if turn and node.flops == 2 * t * n * k:  # of pixels, which have no gradient
+            return Work(((n, k, t, 1),))
         return Work(((t, k, n, 1), (n, k, t, 1)) if turn else ((t, n, k, 1),))
     if node.kind == ATTENTION:
         width, length = node.shape[2], node.shape[0]

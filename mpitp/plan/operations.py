@@ -8,6 +8,7 @@ weight [n, k], a local query heads and g KV heads of width d; q x u: the tiles o
 | product     | 2 t n k, 4 t n k            | t k + n k + t n,  2 t n + 2 t k + n k (weights) + n k (gradient)|
 | attention   | 4 a q u d, 10 a q u d       | t (a + 2g) d + t a d,  2 t (a + 2g) d + 2 t a d                 |
 | experts     | as a product: k t rows, n = 3 f/tp                                            |
+| patches     | 2 t n k, 2 t n k            | t k + n k + t n,  t n + t k + n k (gradient): no dx             |
 | lookup      | none                        | 2 t h, 2 t h                                                    |
 | elementwise | none                        | in + out, in + 2 out                                            |
 | residual    | none                        | 3 t' h, 3 t' h                                                  |
@@ -26,7 +27,7 @@ import numpy as np
 
 from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
-from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from mpitp.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from mpitp.layers.experts import Experts
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.layer import Layer
@@ -34,6 +35,7 @@ from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.partition import piece_of
+from mpitp.layers.patches import ImageTokens, PatchEmbedding
 from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.router import Router
 from mpitp.layers.rows import Rows, Run
@@ -76,6 +78,10 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             return _product(layer, ends)
         case AttentionHeads():
             return _attention(layer, ends, rows)
+        case PatchEmbedding():
+            return _patches(layer, ends)
+        case ImageTokens():
+            return Cost(ELEMENTWISE, _resampled(layer), _elementwise(ends))
         case Router():
             return _router(layer, ends)
         case Experts():
@@ -86,9 +92,12 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             moved = ends.taken * (ends.item + ends.wide)
             return Cost(LOSS, moved=(moved, moved))
     kind = NORM if isinstance(layer, LayerNorm | RMSNorm) else ELEMENTWISE
-    if not isinstance(layer, PositionEmbedding) and any(param.data.ndim > 1 for param in layer.params().values()):
+    if not isinstance(layer, PositionEmbedding | TypeEmbedding) and any(
+        param.data.ndim > 1 for param in layer.params().values()
+    ):
         raise ConfigError(
-            f"plan graph has no formula for the work of a {type(layer).__name__}; it knows the layers of decoders"
+            f"plan graph has no formula for the work of a {type(layer).__name__}; it knows the layers of decoders, "
+            "encoders and vision transformers"
         )
     return Cost(kind, moved=_elementwise(ends))
 
@@ -105,6 +114,23 @@ def _product(layer: ColumnParallelLinear | RowParallelLinear, ends: Ends) -> Cos
     forward = (t * k + n * k + t * n) * ends.item
     backward = (2 * t * n + 2 * t * k + n * k) * ends.item + n * k * ends.wide
     return Cost(PRODUCT, (2 * t * n * k, 2 * t * (own + n) * k), (forward, backward), (t, n, k))
+
+
+def _patches(layer: PatchEmbedding, ends: Ends) -> Cost:
+    """Pixels have no gradient."""
+    t, (n, k) = ends.rows, (len(layer.weight.data), layer.weight.data[0].size)
+    forward = (t * k + n * k + t * n) * ends.item
+    backward = (t * n + t * k) * ends.item + n * k * ends.wide
+    return Cost(PRODUCT, (2 * t * n * k, 2 * t * n * k), (forward, backward), (t, n, k))
+
+
+def _resampled(layer: ImageTokens) -> tuple[int, int]:
+    """Positions of the images' grid out of those of the table's, once a pass."""
+    if layer.table_grid == layer.grid:
+        return 0, 0
+    (rows, columns), (own_rows, own_columns) = layer.table_grid, layer.grid
+    flops = 2 * rows * columns * own_rows * own_columns * layer.positions.data.shape[-1]
+    return flops, flops
 
 
 def _router(layer: Router, ends: Ends) -> Cost:

@@ -6,7 +6,7 @@ first has one more), ranks along dp, ep and cp by the rows that they have. Behin
     sums of gradients    ZeRO 0: all_reduce of P w;  1: reduce_scatter of P w and all_gather of its rows of P s;  2: the
                          same with a reduce_scatter a microbatch;  3: about two all_gathers and a reduce_scatter each
     tied tables          their gradient between the first and the last stage, a message each way
-    sums along tp        of gradients that sequence parallelism leaves partial
+    sums along tp        of gradients that sequence parallelism leaves partial; ZeRO 2: a microbatch
     gradient norm        all_reduce of 8 bytes for every block of every parameter part
     agreement            broadcast of 16 bytes
     optimizer            own rows of weights, gradients and moments, read and written
@@ -17,27 +17,27 @@ buckets are one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from mpitp.backend.device import AbstractDevice
 from mpitp.backend.precision import is_half
 from mpitp.comm.mesh import AXES, Mesh, abstract_mesh
 from mpitp.config import RunConfig
 from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of
-from mpitp.layers.rows import Rows
 from mpitp.layers.shards import data_axes
-from mpitp.models.config import DecoderConfig
-from mpitp.models.model import HEAD, CausalLM
-from mpitp.models.registry import abstract_model, layer_costs, recompute_blocks
+from mpitp.layers.site import make_site
+from mpitp.models.any_config import AnyConfig
+from mpitp.models.layered import LayeredModel
 from mpitp.models.stages import Chunk, costs_of, names_of_parts
-from mpitp.optim.grad_norm import norm_slots
-from mpitp.plan.graph import UPDATE, Collective, Node, Operation, RankGraph, stage_graphs
+from mpitp.optim.grad_norm import slots_of
+from mpitp.plan.graph import stage_graphs
+from mpitp.plan.graph_models import GraphSource, layer_costs, rows_of, source_of, whole_model
+from mpitp.plan.nodes import UPDATE, Collective, Node, Operation, RankGraph
 from mpitp.train.deal import Deal
-from mpitp.train.setup import mesh_sizes, num_microbatches, run_source, site_on
+from mpitp.train.setup import mesh_sizes, num_microbatches
 
 OPTIMIZER = "optimizer"
 AGREEMENT_BYTES = 16
@@ -92,18 +92,17 @@ def _given(node: Node, axis: str) -> Fraction:
     return node.given_bytes if isinstance(node, Collective) and axis in ("", node.axis) else Fraction(0)
 
 
-def step_graph(config: RunConfig, decoder: DecoderConfig, ranks: int) -> StepGraph:
+def step_graph(config: RunConfig, config_of_model: AnyConfig, ranks: int) -> StepGraph:
     """The graph of a step of a run on so many ranks. Raises ConfigError for a run that can't be laid on them.
 
     The layers of all stages are made once, for the first and for the last rank along tp, whatever the number of ranks.
     """
-    sizes = abstract_mesh(mesh_sizes(config), 0, ranks).sizes
-    first, last = (_whole_model(config, decoder, sizes, rank) for rank in (0, sizes["tp"] - 1))
-    chunks = stage_chunks(config, decoder, first, sizes["pp"])
-    rows = Rows.of((config.data.seq_len,) * config.train.micro_batch_size)
+    sizes, source = abstract_mesh(mesh_sizes(config), 0, ranks).sizes, source_of(config, config_of_model)
+    first, last = (whole_model(config, source, sizes, rank) for rank in (0, sizes["tp"] - 1))
+    chunks, rows = stage_chunks(source, first, sizes["pp"]), rows_of(config, config_of_model)
     graphs = zip(stage_graphs(first, rows, chunks), stage_graphs(last, rows, chunks), strict=True)
     count = len(Deal(0, sizes["dp"] * sizes["ep"]).of(num_microbatches(config)))
-    update = _Update(first, config.optim.zero, count, ranks, norm_slots(decoder, first.site.num_blocks or sizes["tp"]))
+    update = _Update(first, config.optim.zero, count, ranks, _norm_slots(source, first.site.num_blocks or sizes["tp"]))
     stages = []
     for number, (own, both) in enumerate(zip(chunks, graphs, strict=True)):
         names = tuple(chunk.names for chunk in own)
@@ -111,34 +110,32 @@ def step_graph(config: RunConfig, decoder: DecoderConfig, ranks: int) -> StepGra
         nodes = tuple(_chained(update.nodes(params, _names_of_tied(first, names))))
         stages.append(StageGraph(number, names, *both, nodes, count, sum(param.data.size for param in params)))
     schedule = config.mesh.schedule if sizes["pp"] > 1 else ""
-    tokens = config.data.seq_len * config.train.micro_batch_size
-    return StepGraph(decoder.model_type, config.model.dtype, sizes, tokens, schedule, tuple(stages))
+    return StepGraph(config_of_model.model_type, config.model.dtype, sizes, rows.num_tokens, schedule, tuple(stages))
 
 
-def _whole_model(config: RunConfig, decoder: DecoderConfig, sizes: Mapping[str, int], tp_rank: int) -> CausalLM:
-    """All layers as the first rank along every axis but tp has them, recomputing as the run file says."""
-    mesh = abstract_mesh({**sizes, "pp": 1}, tp_rank)
-    model = abstract_model(decoder, site_on(config, decoder, mesh, AbstractDevice()))
-    return recompute_blocks(model, config.train.recompute)
+def _norm_slots(source: GraphSource, blocks: int) -> int:
+    """Numbers in the vector of the gradient norm, for dims cut into `blocks` blocks."""
+    site = make_site(abstract_mesh({"tp": 1}), invariant_blocks=blocks)
+    return slots_of(source.abstract(site).named_params())
 
 
-def stage_chunks(config: RunConfig, decoder: DecoderConfig, model: CausalLM, stages: int) -> list[list[Chunk]]:
+def stage_chunks(source: GraphSource, model: LayeredModel, stages: int) -> list[list[Chunk]]:
     """The chunks of each stage, out of a model with all layers."""
     if stages == 1:
         return [list(model.chunks)]
     types, names = model.types(), list(model.layers)
-    blocks = run_source(config, decoder).cutting.deal(costs_of(layer_costs(decoder, model.layers)), stages)
-    parts = [Chunk(own, types[own[0]].incoming, HEAD in own) for own in names_of_parts(names, blocks)]
+    blocks = source.cutting.deal(costs_of(layer_costs(source.config, model.layers)), stages)
+    parts = [Chunk(own, types[own[0]].incoming, names[-1] in own) for own in names_of_parts(names, blocks)]
     return [parts[stage::stages] for stage in range(stages)]
 
 
-def _params_of(model: CausalLM, chunks: Sequence[Sequence[str]]) -> list[Param]:
+def _params_of(model: LayeredModel, chunks: Sequence[Sequence[str]]) -> list[Param]:
     """A stage's parameters, each once."""
     found = [param for names in chunks for name in names for param in model.layers[name].params().values()]
     return list({id(param): param for param in found}.values())
 
 
-def _names_of_tied(model: CausalLM, chunks: Sequence[Sequence[str]]) -> list[str]:
+def _names_of_tied(model: LayeredModel, chunks: Sequence[Sequence[str]]) -> list[str]:
     """Parameters of which a stage has one of two uses, and another stage the other."""
     here = {name for names in chunks for name in names}
     uses = [
@@ -151,7 +148,7 @@ def _names_of_tied(model: CausalLM, chunks: Sequence[Sequence[str]]) -> list[str
 class _Update:
     """What a step adds to its microbatches on a rank."""
 
-    model: CausalLM
+    model: LayeredModel
     zero: int
     microbatches: int
     ranks: int
@@ -184,7 +181,10 @@ class _Update:
         partial = [param for param in params if "tp" in param.placement.partial and mesh.sizes["tp"] > 1]
         if partial:
             size = sum(self._kept(param) * param.grad_dtype.itemsize for param in partial)
-            yield _once("gradients of whole parameters", "all_reduce sum", "tp", mesh.sizes["tp"], size)
+            rounds = self.microbatches if self.zero == 2 else 1
+            yield _once(
+                "gradients of whole parameters", "all_reduce sum", "tp", mesh.sizes["tp"], size * rounds, rounds
+            )
 
     def _dealt_sums(self, whose: str, axes: tuple[str, ...], dealt: Sequence[Param]) -> Iterator[Node]:
         """Along the axes of data that these parameters have copies along."""

@@ -17,8 +17,9 @@ from mpitp.layers.rows import Rows
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, CausalLM, build_model, config_from_hf
 from mpitp.models.registry import abstract_model, recompute_blocks
-from mpitp.plan.graph import Collective, Operation, RankGraph, rank_graph
+from mpitp.plan.graph import rank_graph
 from mpitp.plan.kept import Sizes, kept_of_chunk
+from mpitp.plan.nodes import Collective, Operation, RankGraph
 from mpitp.plan.step_graph import step_graph
 from mpitp.train.setup import run_source
 from tests.models.model_cases import CONFIGS

@@ -76,7 +76,7 @@ def test_formulas_are_what_a_run_holds(
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        (["graph", "--config"], "plan graph draws models that continue text.*plan memory takes this run file"),
+        (["graph", "--config"], "plan graph draws models of one stream of tokens.*plan memory takes this run file"),
         (
             ["simulate", "--machine", "examples/machines/ethernet_cpu.toml"],
             "simulate knows .* trains another kind",

@@ -11,6 +11,7 @@ import pytest
 
 from mpitp.backend.device import CpuDevice
 from mpitp.comm import Group, run_threads
+from mpitp.config import RunConfig
 from mpitp.layers.exchange import ExchangeOverEp
 from mpitp.layers.partition import split_evenly
 from mpitp.trace.arrows import arrows
@@ -61,8 +62,11 @@ def traced(ranks: int, data: Path, folder: Path, mesh: dict[str, Any], keys: dic
     """Two steps of a run, traced from the first on, without held-out text."""
     same = {"train_steps": 2, "train_global_batch_size": 4, "data_valid": None, "train_eval_every": 0}
     model, layout = keys.get("model", "gpt2"), {key: value for key, value in keys.items() if key != "model"}
-    config = layout_config(data, folder / "run", mesh, layout, model, **same)
+    return traced_run(ranks, layout_config(data, folder / "run", mesh, layout, model, **same), folder)
 
+
+def traced_run(ranks: int, config: RunConfig, folder: Path) -> Trace:
+    """A run, traced from its first step on."""
     reductions: dict[int, Any] = {}
 
     def rank(group: Group) -> Trace | None:
