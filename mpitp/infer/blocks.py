@@ -36,6 +36,10 @@ class Match:
         """That needn't be computed again."""
         return len(self.blocks) * BLOCK + self.part
 
+    def whole(self) -> Match:
+        """The full blocks alone."""
+        return Match(self.blocks, self.node)
+
 
 @dataclass(frozen=True, slots=True)
 class _Content:

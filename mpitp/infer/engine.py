@@ -115,8 +115,15 @@ class Engine:
             if len(self.running) + len(found) >= self.limits.texts:
                 break
             if not self._waits_for_another(text):
-                found.append((text, self.pool.match(text.known)))
+                found.append((text, self._match(text)))
         return found
+
+    def _match(self, text: Text) -> Match:
+        """What the cache has of a text. A begun block is left out where the pool is too small to keep it beside all the
+        blocks that the text takes: it would wait for ever.
+        """
+        match = self.pool.match(text.known)
+        return match if self._taken_blocks(text, match) <= self.pool.num_blocks else match.whole()
 
     def _waits_for_another(self, text: Text) -> bool:
         """Whether the text whose prompt this one has too is still computing it."""
@@ -128,11 +135,15 @@ class Engine:
         return any(other.number == text.request.after for other in self.waiting)
 
     def _as_waiting(self, text: Text, match: Match) -> WaitingText:
+        return WaitingText(text.number, len(text.known), match.tokens, self._taken_blocks(text, match))
+
+    def _taken_blocks(self, text: Text, match: Match) -> int:
+        """How many of the free blocks the text takes when it comes in."""
         places = len(text.request.prompt) + text.request.room - 1 if self.limits.reserve else len(text.known) + 1
         kept = {*match.blocks, *([match.source] if match.part else [])}
         idle = sum(1 for block in kept if not self.pool.is_held(block))  # free now, but no longer
         most = min(blocks_of(places), self.pool.num_blocks)
-        return WaitingText(text.number, len(text.known), match.tokens, most - len(match.blocks) + idle)
+        return most - len(match.blocks) + idle
 
     def _as_running(self, text: Text) -> RunningText:
         own = sum(1 for block in text.blocks if not self.pool.is_shared(block))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MPITP_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SIGNALS = ("TERM", "INT", "USR1")
+SAME_SECONDS = 1.0
 WORDS_TAKE_SECONDS = 0.5  # for the last words to clients when a rank has died
 
 _DESCRIPTION = """\
@@ -359,14 +360,21 @@ def _last_words(service: Any, text: str) -> None:
 
 @contextmanager
 def _signals(stop: Any) -> Iterator[None]:
-    """The first of STOP_SIGNALS calls `stop`; the next one ends this process at once."""
+    """The first of STOP_SIGNALS calls `stop`; one that comes SAME_SECONDS later or more ends this process at once.
+    Those between are the first one again: `timeout`, for one, tells a process and then its whole group.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    told: list[float] = []
 
     def handle(number: int, frame: Any) -> None:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        stop()
+        told.append(time.monotonic())
+        if len(told) == 1:
+            stop()
+        elif told[-1] - told[0] >= SAME_SECONDS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     before = {
         number: signal.signal(number, handle) for number in (signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)

@@ -88,6 +88,22 @@ def test_random_arrivals(seed: int, speculate: str) -> None:
     assert bool(speculate) == (engine.drafted_tokens > 100) == (engine.accepted_tokens > engine.drafted_tokens / 10)
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_texts_that_need_the_whole_cache(blocks: int) -> None:
+    """Also those whose beginning stands in it, in a block that is begun: nobody waits for ever."""
+    engine = Engine(ImaginedExecutor(blocks), Limits(2, 8))  # type: ignore[arg-type]
+    for length in range(1, BLOCK * blocks + 1):
+        asked = [request((7,) * length, BLOCK * blocks + 1 - length) for _ in range(2)]
+        for each in asked:
+            engine.submit(each)
+        for _ in range(20 * BLOCK * blocks):
+            if not engine.step():
+                break
+            check_books(engine)
+        assert [each.listener.tokens for each in asked] == [written(tuple(asked[0].prompt), asked[0].room, None)] * 2
+    assert (engine.reused_tokens > 0) == (blocks > 1)  # a copy needs a block beside the one that it is made from
+
+
 def test_the_same_events_give_the_same_plans() -> None:
     running = [RunningText(i, 16 * i, 16 * i + 1, i, i) for i in (1, 2, 3)]
     waiting = [WaitingText(9, 100, 0, 7)]
