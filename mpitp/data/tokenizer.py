@@ -27,6 +27,7 @@ TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
+ID_LIMIT = 1 << 32  # the library's ids have 32 bits
 JSON_FILES = (TOKENIZER, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 # all that belongs to a tokenizer and goes along with a saved model
 FILES = (*JSON_FILES, "chat_template.jinja")
@@ -139,8 +140,8 @@ class Tokenizer:
         return self.token(id_) is not None
 
     def token(self, id_: int) -> str | None:
-        """The token of an id, as tokenizer.json spells it."""
-        return self._backend.id_to_token(id_)
+        """The token of an id, as tokenizer.json spells it; None where there is none."""
+        return self._backend.id_to_token(id_) if 0 <= id_ < ID_LIMIT else None
 
     def stream_decoder(self, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one stream of tokens, which goes on with the text of the tokens in `context`."""

@@ -21,7 +21,7 @@ from mpitp.errors import FileError
 from mpitp.files import is_handed_open, os_failure
 
 # The options of each verb whose value is a file to read, or "-" for standard input.
-INPUT_OPTIONS = {"generate": ("--prompts",), "embed": ("--file",)}
+INPUT_OPTIONS = {"generate": ("--prompts",), "embed": ("--file",), "classify": ("--file",)}
 
 
 @contextlib.contextmanager

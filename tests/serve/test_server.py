@@ -144,6 +144,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": []}, 400, "prompt"),
     ("completions", {"prompt": [[]]}, 400, "prompt"),
     ("completions", {"prompt": [260]}, 400, "outside the model's vocabulary"),
+    ("completions", {"prompt": [1 << 32]}, 400, "outside the model's vocabulary"),
     ("completions", {"prompt": "a" * 600}, 400, "longer than the model's 512 positions"),
     ("completions", b'{"prompt": "\\ud800"}', 400, "prompt holds a half of a surrogate pair"),
     ("completions", {"prompt": "a", "model": "gpt-9"}, 404, "not served here"),
