@@ -80,7 +80,7 @@ def settings_of(model: str, changes: Changes, mesh: Changes, run_dir: Path | Non
     raw: dict[str, Any] = {
         "model": dict(MODELS[model]),
         "task": {"kind": KINDS[model]},
-        "data": data_of(KINDS[model]),
+        "data": dict(data_of(KINDS[model])),
         "train": {"run_dir": str(run_dir or new_folder())},
         "optim": {"lr": 1e-2},
         "mesh": dict(mesh),
