@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from mpitp.config import DTYPES
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, UsageError
 from mpitp.infer import shares_option, speculate_options
-from mpitp.infer.lines import from_words, is_surrogate, read_lines, takes_every_letter, write_out
+from mpitp.infer.lines import from_words, is_surrogate, read_lines
+from mpitp.infer.printer import Printer
 from mpitp.paths import path_option
 
 if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
-    from mpitp.infer.generate import Completion, Drafts, Speed
+    from mpitp.infer.generate import Drafts, Speed
+    from mpitp.infer.sampling import Sampling
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
 
@@ -94,16 +94,11 @@ def _add_beams(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate; every rank runs this, rank 0 prints."""
     from mpitp.checkpoint.hf_directory import read_config
-    from mpitp.checkpoint.load import load_config
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.data.tokenizer import check_rows, load_tokenizer
-    from mpitp.infer.generate import Follower, generate
     from mpitp.infer.sampling import Sampling
-    from mpitp.infer.traced import finish_trace, make_tracer
     from mpitp.infer.translate_command import refuse_beams, run_pairs
     from mpitp.models.encoder_decoders import is_encoder_decoder
-    from mpitp.models.ends import TOKENIZER, notices_of, with_ends
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     _check(args)
@@ -113,6 +108,16 @@ def run(args: argparse.Namespace) -> int:
     if is_encoder_decoder(read_config(args.model)):
         return run_pairs(args, prompts, sampling, group, device)
     refuse_beams(args)
+    return _run_decoder(args, prompts, sampling, group, device)
+
+
+def _run_decoder(args: argparse.Namespace, prompts: list[str], sampling: Sampling, group: Group, device: Device) -> int:
+    from mpitp.checkpoint.load import load_config
+    from mpitp.data.tokenizer import check_rows, load_tokenizer
+    from mpitp.infer.generate import Follower, generate
+    from mpitp.infer.traced import finish_trace, make_tracer
+    from mpitp.models.ends import TOKENIZER, notices_of, with_ends
+
     config = load_config(args.model)  # refused first where it is another kind of model
     tokenizer = load_tokenizer(args.model)
     config = with_ends(config, TOKENIZER, tokenizer.eos_ids)
@@ -170,51 +175,6 @@ def _textless(tokenizer: Tokenizer, tokens: list[int], vocab_size: int) -> list[
         f"{len(found)} of the {len(tokens)} new tokens are ids that no token of the tokenizer has ({ids}), so no text "
         f"comes of them: the model has a vocabulary of {vocab_size}, the tokenizer of {tokenizer.vocab_size}"
     ]
-
-
-class Printer:
-    """What rank 0 writes to stdout; other ranks write nothing."""
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        tokenizer: Tokenizer,
-        prompts: list[str],
-        encoded: list[list[int]],
-        *,
-        is_speaker: bool,
-    ) -> None:
-        self.json, self.echo, self.tokenizer = args.json, not args.no_echo, tokenizer
-        self.prompts, self.encoded = prompts, encoded
-        self.is_speaker = is_speaker
-        self.stream = tokenizer.stream_decoder(context=encoded[0]) if args.stream else None
-
-    def begin(self) -> None:
-        """The prompt, when the text is streamed behind it."""
-        if self.stream is not None and self.echo:
-            self._write(self.prompts[0])
-
-    def token(self, index: int, token: int) -> None:
-        """A new token: its whole characters are printed at once when streaming."""
-        if self.stream is not None:
-            self._write(self.stream.push(token))
-
-    def end(self, completions: list[Completion]) -> None:
-        """All that has not been printed yet."""
-        if self.stream is not None:
-            self._write(self.stream.flush() + "\n")
-            return
-        for index, (prompt, ids, done) in enumerate(zip(self.prompts, self.encoded, completions, strict=True)):
-            text = self.tokenizer.decode_after(ids, done.tokens)
-            if self.json:
-                record = {"prompt": prompt, "text": text, "tokens": done.tokens, "finish_reason": done.finish_reason}
-                self._write(json.dumps(record, ensure_ascii=not takes_every_letter(sys.stdout)) + "\n")
-            else:
-                self._write(("\n" if index else "") + (prompt if self.echo else "") + text + "\n")
-
-    def _write(self, text: str) -> None:
-        if self.is_speaker:
-            write_out(text)
 
 
 def _check(args: argparse.Namespace) -> None:

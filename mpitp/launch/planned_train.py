@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpitp.comm.group import Group
     from mpitp.config import RunConfig
     from mpitp.plan.machine_file import Machine
-    from mpitp.train.run import TrainLoop
+    from mpitp.train.loop import TrainLoop
 
 QUICK_SECONDS = 4.0  # of measuring a machine that no file tells of
 QUICK_BYTES = 1 << 23  # its largest array

@@ -16,7 +16,8 @@ from mpitp.run_file import load_run_config
 if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
-    from mpitp.train.run import RunResult, TrainLoop
+    from mpitp.train.loop import TrainLoop
+    from mpitp.train.run import RunResult
 
     Observe = Callable[[TrainLoop], None]
     Arrange = Callable[[RunConfig, Group, str | None], tuple[RunConfig, Observe | None]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from mpitp.comm.group import Group
@@ -41,6 +41,16 @@ class Judgement:
     accuracy: float | None = None
     exact: float | None = None
     f1: float | None = None
+
+    def measures(self) -> dict[str, float]:
+        """What there is of them, by name."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def told(self) -> str:
+        """In words: "held-out loss 2.1034, accuracy 0.5000"."""
+        words = {"loss": "held-out loss", "f1": "F1"}
+        return ", ".join(f"{words.get(name, name)} {value:.4f}" for name, value in self.measures().items())
 
 
 class Task(ABC):

@@ -26,7 +26,8 @@ from mpitp.plan.kept import Sizes, kept_of
 from mpitp.plan.memory_command import run_memory, table
 from mpitp.plan.work import Sequences, work_of
 from mpitp.step.contents import arrays_in
-from mpitp.train.run import TrainLoop, train
+from mpitp.train.loop import TrainLoop
+from mpitp.train.run import train
 from mpitp.train.stop import StopSignals
 from tests.train.run_case import make_data
 

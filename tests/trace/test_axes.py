@@ -17,7 +17,8 @@ from mpitp.layers.partition import split_evenly
 from mpitp.trace.arrows import arrows
 from mpitp.trace.timeline import Trace, finish
 from mpitp.trace.tracer import Tracer, Traffic
-from mpitp.train.run import TrainLoop, train
+from mpitp.train.loop import TrainLoop
+from mpitp.train.run import train
 from mpitp.train.stop import StopSignals
 from mpitp.train.traffic import NORM, OPTIMIZER, replica_traffic
 from tests.train.layouts import layout_config

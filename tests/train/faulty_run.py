@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from mpitp import cli
-from mpitp.train.run import TrainLoop
+from mpitp.train.loop import TrainLoop
 from mpitp.train.step import StepResult
 
 

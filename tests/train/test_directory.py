@@ -12,7 +12,8 @@ import pytest
 
 from mpitp.checkpoint.existing import checkpoints
 from mpitp.errors import FileError, MpitpError, NumericError, Preempted
-from mpitp.train import run as run_module
+from mpitp.train.loop import TrainLoop
+from mpitp.train.step import TrainStep
 from tests.train.run_case import config, files, losses, make_data, run
 from tests.train.test_resume import After, edit_state
 
@@ -72,7 +73,7 @@ def test_replaced_run_is_gone_when_the_new_one_runs(earlier: Path, data: Path, r
 
 
 def failing_before(step: int) -> Any:
-    real = run_module.TrainLoop.step
+    real = TrainLoop.step
 
     def failing(self: Any, number: int) -> Any:
         if number == step:
@@ -101,7 +102,7 @@ def test_replaced_run_stays_until_the_new_one_runs(
     if cause == "no such ranks":
         changes["mesh_tp"] = 3
     if cause == "a first step that fails":
-        monkeypatch.setattr(run_module.TrainStep, "__call__", lambda *_: (_ for _ in ()).throw(NumericError("nan")))
+        monkeypatch.setattr(TrainStep, "__call__", lambda *_: (_ for _ in ()).throw(NumericError("nan")))
     if cause == "resumed elsewhere":
         resume = str(earlier.with_name("nothing"))
     before = whole(earlier)
@@ -198,7 +199,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
 ) -> None:
     """What a job that is requeued unattended needs; nothing but the log of lost steps is there."""
     settings = config(data, tmp_path / "run", **OLD | {"checkpoint_every": 4})
-    monkeypatch.setattr(run_module.TrainLoop, "step", failing_before(3))
+    monkeypatch.setattr(TrainLoop, "step", failing_before(3))
     with pytest.raises(NumericError):
         run(2, settings, resume="auto")
     monkeypatch.undo()
@@ -220,12 +221,12 @@ def test_a_run_that_began_from_a_checkpoint_elsewhere_does_not_begin_again_witho
     tmp_path: Path, data: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**OLD, "train_steps": 8, "checkpoint_every": 8}
-    monkeypatch.setattr(run_module.TrainLoop, "step", failing_before(2))
+    monkeypatch.setattr(TrainLoop, "step", failing_before(2))
     with pytest.raises(NumericError):
         run(1, config(data, tmp_path / "run", **settings))
     assert (tmp_path / "run/.unsaved").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(run_module.TrainLoop, "step", failing_before(6))
+    monkeypatch.setattr(TrainLoop, "step", failing_before(6))
     with pytest.raises(NumericError):
         run(1, config(data, tmp_path / "run", train_overwrite=True, **settings),
             resume=str(finished / "checkpoints/step-00000004"))  # fmt: skip

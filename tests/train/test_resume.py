@@ -15,7 +15,8 @@ from mpitp.checkpoint.existing import checkpoints
 from mpitp.comm import SerialGroup
 from mpitp.data.sampler import Sampler, windows_of
 from mpitp.errors import ConfigError, FileError, NumericError, Preempted
-from mpitp.train import run as run_module
+from mpitp.train.loop import TrainLoop
+from mpitp.train.run import train
 from mpitp.train.setup import open_data
 from mpitp.train.stop import StopSignals
 from tests.train.run_case import config, files, losses, make_data, run, tables, write_run_file
@@ -384,7 +385,7 @@ def test_exit_codes_of_the_verb(tmp_path: Path, data: Path, whole: Path, capsys:
 def test_a_failing_step_leaves_what_was_saved(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(data, tmp_path / "run", checkpoint_background=True)
     run(2, config(data, tmp_path / "whole"))
-    real = run_module.TrainLoop.step
+    real = TrainLoop.step
 
     def step(self: Any, number: int) -> Any:
         if number == 7:
@@ -392,7 +393,7 @@ def test_a_failing_step_leaves_what_was_saved(tmp_path: Path, data: Path, monkey
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module.TrainLoop, "step", step)
+        patch.setattr(TrainLoop, "step", step)
         with pytest.raises(NumericError):
             run(2, settings)
     run(2, settings, resume="auto")
@@ -417,4 +418,4 @@ def test_leftovers_of_killed_runs_go(tmp_path: Path, data: Path) -> None:
 def test_group_of_one_needs_no_watching(tmp_path: Path, data: Path) -> None:
     from mpitp.backend.device import CpuDevice
 
-    run_module.train(config(data, tmp_path / "run", train_steps=1), SerialGroup(), CpuDevice(), debug_collectives=True)
+    train(config(data, tmp_path / "run", train_steps=1), SerialGroup(), CpuDevice(), debug_collectives=True)
