@@ -22,7 +22,7 @@ from mpitp.models.encoder_decoder_config import (
     expect_class,
 )
 from mpitp.models.facts import read_activation
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 
 ARCHITECTURE, MARIAN_ARCHITECTURE = "BartForConditionalGeneration", "MarianMTModel"
 IGNORABLE_TENSORS = ("model.encoder.version", "model.decoder.version")
@@ -137,7 +137,7 @@ def hf_pieces(config: EncoderDecoderConfig) -> dict[tuple[str, str], HfPiece]:
         if config.positions == LEARNED:
             pieces[f"{ours}positions.weight", ""] = HfPiece(f"{theirs}.embed_positions.weight")
         if config.embedding_norm:
-            pieces |= _norm(f"{ours}embedding_norm", f"{theirs}.layernorm_embedding")
+            pieces |= norm_pieces(f"{ours}embedding_norm", f"{theirs}.layernorm_embedding")
         for i in range(getattr(config, side).num_layers):
             pieces |= _block(f"{ours}blocks.{i}", f"{theirs}.layers.{i}", has_cross=side == "decoder")
     return pieces
@@ -153,16 +153,11 @@ def _block(ours: str, theirs: str, *, has_cross: bool) -> dict[tuple[str, str], 
     names |= {(f"{ours}.mlp.up", "up"): f"{theirs}.fc1", (f"{ours}.mlp.down", "down"): f"{theirs}.fc2"}
     pieces: dict[tuple[str, str], HfPiece] = {}
     for (name, part), tensor in names.items():
-        pieces[f"{name}.weight", part] = HfPiece(f"{tensor}.weight")
-        pieces[f"{name}.bias", "" if part in ("out", "down") else part] = HfPiece(f"{tensor}.bias")
+        pieces |= dense_pieces(name, part, tensor)
     norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if has_cross else []), "final_layer_norm"]
     for number, name in enumerate(norms, 1):
-        pieces |= _norm(f"{ours}.norm{number}", f"{theirs}.{name}")
+        pieces |= norm_pieces(f"{ours}.norm{number}", f"{theirs}.{name}")
     return pieces
-
-
-def _norm(ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
-    return {(f"{ours}.{kind}", ""): HfPiece(f"{theirs}.{kind}") for kind in ("weight", "bias")}
 
 
 def copies(config: EncoderDecoderConfig) -> dict[str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from mpitp.errors import ConfigError
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 
@@ -92,3 +94,22 @@ def _values_of(own: np.ndarray, values: np.ndarray, rows: Rows, some: np.ndarray
     numbers[some] = np.arange(len(some))
     picked = numbers[own]
     return values[picked[picked >= 0]]
+
+
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise ConfigError for a token id outside the vocabulary."""
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(bad):
+        raise ConfigError(
+            f"token id {bad[0]} lies outside the model's vocabulary of {vocab_size}; "
+            "was the text prepared with this model's tokenizer?"
+        )
+
+
+def check_lengths(rows: Rows, most: int, what: str, cure: str) -> None:
+    """Raise ConfigError for rows of a `what` without tokens, or longer than `most` positions; `cure`: what to do."""
+    if not rows.runs or (not rows.everyone and min(run.length for run in rows.runs) < 1):
+        raise ConfigError(f"a {what} without tokens; every {what} needs at least one")
+    longest = max(run.first + run.length for run in chain(rows.runs, *rows.everyone))  # alike on all ranks
+    if longest > most:
+        raise ConfigError(f"a {what} of {longest} tokens exceeds the model's {most} positions; {cure}")

@@ -12,9 +12,8 @@ from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
 from mpitp.layers.layer import Layer
 from mpitp.models.config import Dropouts, HfConfigReader
-from mpitp.models.encoder import HEAD, dropouts_of, tokens_head
+from mpitp.models.encoder import HEAD, head_dropout, tokens_head
 from mpitp.models.encoder_config import (
-    ACTIVATIONS,
     CLASSIFICATION,
     ENCODER_VALUES,
     FEATURES,
@@ -24,7 +23,8 @@ from mpitp.models.encoder_config import (
     read_head,
     read_labels,
 )
-from mpitp.models.names import HfPiece
+from mpitp.models.facts import read_activation
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 
 CLASSES = {
     FEATURES: "BertModel",
@@ -82,7 +82,7 @@ def read_bert_like(
         position_offset=offset,
         num_types=read.integer("type_vocab_size", 2),
         norm_eps=read.number("layer_norm_eps", 1e-12),
-        activation=ACTIVATIONS[read.expect("hidden_act", tuple(ACTIVATIONS), "gelu")],
+        activation=read_activation(read, "hidden_act", "gelu"),
         init_std=read.number("initializer_range", 0.02),
         dropouts=Dropouts(hidden_dropout, read.rate("attention_probs_dropout_prob", 0.1), hidden_dropout),
         head=head,
@@ -113,7 +113,7 @@ def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Laye
 
     def layers(build: Builder) -> dict[str, Layer]:
         classifier = build.classifier(config.hidden_size, len(config.labels))
-        return {**pooler(config, build), **dropouts_of(config, "dropout"), "classifier": classifier}
+        return {**pooler(config, build), **head_dropout(config, "dropout"), "classifier": classifier}
 
     return {HEAD: build.on_first_rows(config.hidden_size, layers)}
 
@@ -183,17 +183,3 @@ def trunk_pieces(
             name, hf_name = f"blocks.{i}.{ours}", f"{base}{block_name}.{i}.{theirs}"
             pieces |= norm_pieces(name, hf_name) if not part else dense_pieces(name, part, hf_name)
     return pieces
-
-
-def dense_pieces(name: str, part: str, hf_name: str) -> dict[tuple[str, str], HfPiece]:
-    """Weight and bias of a linear; the bias of a row-parallel one is no part of a cut."""
-    bias_part = "" if part in ("out", "down") else part
-    return {
-        (f"{name}.weight", part): HfPiece(f"{hf_name}.weight"),
-        (f"{name}.bias", bias_part): HfPiece(f"{hf_name}.bias"),
-    }
-
-
-def norm_pieces(name: str, hf_name: str) -> dict[tuple[str, str], HfPiece]:
-    """Weight and bias of a norm."""
-    return {(f"{name}.{kind}", ""): HfPiece(f"{hf_name}.{kind}") for kind in ("weight", "bias")}

@@ -17,8 +17,10 @@ from mpitp.layers.parallel_block import ParallelBlock
 from mpitp.layers.partition import HeadShare
 from mpitp.layers.rotary import Rotary
 from mpitp.models.config import DecoderConfig
+from mpitp.models.encoder_config import EncoderConfig
+from mpitp.models.vision_config import VisionConfig
 from mpitp.ops.score_change import Alibi, ScoreCap, ScoreChange, alibi_slopes
-from mpitp.ops.sight import CAUSAL, Band
+from mpitp.ops.sight import CAUSAL, EVERYTHING, Band
 
 MakeNorm = Callable[[Builder, int, float], LayerNorm | RMSNorm]
 
@@ -52,6 +54,17 @@ def attention_of(
     )
 
 
+def encoder_branches(
+    config: EncoderConfig | VisionConfig, build: Builder, name: str, *, qkv_bias: bool = True
+) -> tuple[SelfAttention, MLP]:
+    """Attention and MLP of the block called `name`, in which every token sees every other one of its own sample."""
+    site, hidden = build.site, config.hidden_size
+    own, share = site.heads(config.heads, config.heads), site.share(config.ffn_hidden)
+    sizes = AttentionSizes(own, config.head_dim, hidden, qkv_bias, True, sight=EVERYTHING)
+    attention = build.attention(sizes, AttentionDropout(config.dropouts.attention, f"{name}.attention"))
+    return attention, build.mlp(hidden, share, gated=False, bias=True, activation=config.activation)
+
+
 def _norms_of(config: DecoderConfig, build: Builder, own: HeadShare, offset: float) -> HeadNorms | JointNorms | None:
     """The norms of q and k."""
     if config.traits.joint_norms:
@@ -73,7 +86,7 @@ def mlp_of(config: DecoderConfig, build: Builder, *, gated: bool, out_std: float
     return build.mlp(config.hidden_size, share, gated=gated, bias=config.mlp_bias, out_std=out_std, activation=name)
 
 
-def dropouts_of(config: DecoderConfig, index: int) -> tuple[Dropout, Dropout]:
+def dropouts_of(config: DecoderConfig | EncoderConfig | VisionConfig, index: int) -> tuple[Dropout, Dropout]:
     """Those of the two residual branches."""
     rate = config.dropouts.residual
     return Dropout(rate, f"blocks.{index}.residual1"), Dropout(rate, f"blocks.{index}.residual2")

@@ -14,8 +14,8 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import finished
-from mpitp.models.gpt_neox import qkv_pieces
-from mpitp.models.names import HfPiece
+from mpitp.models.gpt_neox import block_pieces
+from mpitp.models.names import HfPiece, norm_pieces
 from mpitp.models.traits import Traits
 
 _POSITIONS = 2048  # in training; ALiBi has no table that ends
@@ -65,20 +65,8 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     pieces = {("embedding.weight", "vocab"): HfPiece("transformer.word_embeddings.weight")}
     if not config.tied:
         pieces["head.weight", "vocab"] = HfPiece("lm_head.weight")
-    for kind in ("weight", "bias"):
-        pieces[f"embedding_norm.{kind}", ""] = HfPiece(f"transformer.word_embeddings_layernorm.{kind}")
-        pieces[f"final_norm.{kind}", ""] = HfPiece(f"transformer.ln_f.{kind}")
-        for i in range(config.num_layers):
-            ours, theirs = f"blocks.{i}", f"transformer.h.{i}"
-            for norm, hf_norm in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm")):
-                pieces[f"{ours}.{norm}.{kind}", ""] = HfPiece(f"{theirs}.{hf_norm}.{kind}")
-            for linear, part, hf_linear in (
-                ("attention.out", "out", "self_attention.dense"),
-                ("mlp.up", "up", "mlp.dense_h_to_4h"),
-                ("mlp.down", "down", "mlp.dense_4h_to_h"),
-            ):
-                name = part if kind == "weight" or part == "up" else ""
-                pieces[f"{ours}.{linear}.{kind}", name] = HfPiece(f"{theirs}.{hf_linear}.{kind}")
-            fused = f"{theirs}.self_attention.query_key_value.{kind}"
-            pieces |= qkv_pieces(config, f"{ours}.attention.qkv.{kind}", fused)
+    pieces |= norm_pieces("embedding_norm", "transformer.word_embeddings_layernorm")
+    pieces |= norm_pieces("final_norm", "transformer.ln_f")
+    for i in range(config.num_layers):
+        pieces |= block_pieces(config, f"blocks.{i}", f"transformer.h.{i}", "self_attention")
     return pieces

@@ -8,7 +8,7 @@ the maths, or is an error: silence about a key that does change the maths would 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -181,6 +181,14 @@ class DecoderConfig:
     def key(self, fact: str) -> str:
         """What config.json calls one of these fields."""
         return file_key(self.model_type, fact)
+
+
+def refuse_slips(model_type: str, unread: Mapping[str, str], own: Collection[str]) -> None:
+    """Raise ConfigError for a key that the user has written here and now (one of `own`) and that nobody reads."""
+    for key, near in unread.items():
+        if key in own:
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"config.json: unknown key {key!r} for model_type {model_type!r}{hint}")
 
 
 _MISSING: Any = object()

@@ -11,9 +11,8 @@ from mpitp.layers.build import Builder
 from mpitp.layers.layer import Layer
 from mpitp.models import bert
 from mpitp.models.config import Dropouts, HfConfigReader
-from mpitp.models.encoder import HEAD, dropouts_of, tokens_head
+from mpitp.models.encoder import HEAD, head_dropout, tokens_head
 from mpitp.models.encoder_config import (
-    ACTIVATIONS,
     CLASSIFICATION,
     ENCODER_VALUES,
     FEATURES,
@@ -23,7 +22,8 @@ from mpitp.models.encoder_config import (
     read_head,
     read_labels,
 )
-from mpitp.models.names import HfPiece
+from mpitp.models.facts import read_activation
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 
 CLASSES = {
     FEATURES: "DistilBertModel",
@@ -67,7 +67,7 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
         ffn_hidden=read.integer("hidden_dim"),
         max_positions=read.integer("max_position_embeddings", 512),
         norm_eps=NORM_EPS,
-        activation=ACTIVATIONS[read.expect("activation", tuple(ACTIVATIONS), "gelu")],
+        activation=read_activation(read, "activation", "gelu"),
         init_std=read.number("initializer_range", 0.02),
         dropouts=Dropouts(dropout, read.rate("attention_dropout", 0.1), 0.0),
         head=head,
@@ -92,7 +92,7 @@ def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Laye
     def layers(build: Builder) -> dict[str, Layer]:
         dense = build.gathered_dense(hidden, hidden, activation_of("relu", gated=False))
         classifier = build.classifier(hidden, len(config.labels))
-        return {"dense": dense, **dropouts_of(config, "dropout"), "classifier": classifier}
+        return {"dense": dense, **head_dropout(config, "dropout"), "classifier": classifier}
 
     return {HEAD: build.on_first_rows(hidden, layers)}
 
@@ -117,14 +117,14 @@ def hf_pieces(config: EncoderConfig) -> dict[tuple[str, str], HfPiece]:
     embeddings = {ours: theirs for ours, theirs in bert.EMBEDDINGS.items() if ours != "types.weight"}
     pieces = bert.trunk_pieces(config, base, embeddings, "transformer.layer", _BLOCK)
     if config.head == MASKED:
-        pieces |= bert.dense_pieces("transform.dense", "dense", "vocab_transform")
-        pieces |= bert.norm_pieces("transform_norm", "vocab_layer_norm")
+        pieces |= dense_pieces("transform.dense", "dense", "vocab_transform")
+        pieces |= norm_pieces("transform_norm", "vocab_layer_norm")
         pieces["head.bias", "vocab"] = HfPiece("vocab_projector.bias")
     elif config.head == TOKENS:
-        pieces |= bert.dense_pieces("head", "labels", "classifier")
+        pieces |= dense_pieces("head", "labels", "classifier")
     elif config.head == CLASSIFICATION:
-        pieces |= bert.dense_pieces("head.dense.dense", "dense", "pre_classifier")
-        pieces |= bert.dense_pieces("head.classifier", "labels", "classifier")
+        pieces |= dense_pieces("head.dense.dense", "dense", "pre_classifier")
+        pieces |= dense_pieces("head.classifier", "labels", "classifier")
     return pieces
 
 

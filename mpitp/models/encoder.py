@@ -18,34 +18,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 
 import numpy as np
 
 from mpitp.backend.arrays import Array, from_host
 from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
-from mpitp.layers.attention import AttentionDropout
-from mpitp.layers.build import AttentionSizes, Builder
+from mpitp.layers.build import Builder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import TypeEmbedding
 from mpitp.layers.layer import Layer
-from mpitp.layers.mlp import MLP
 from mpitp.layers.partition import Share
 from mpitp.layers.post_norm_block import PostNormBlock
 from mpitp.layers.product import Product
 from mpitp.layers.site import Site
-from mpitp.models.batch import Batch
+from mpitp.models.batch import Batch, check_lengths
+from mpitp.models.blocks import dropouts_of, encoder_branches
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, MASKED, TOKENS, EncoderConfig
 from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.stages import Chosen, Chunk, token_costs
-from mpitp.ops.sight import EVERYTHING
 
 EMBEDDING, HEAD = "embedding", "head"
 ENDS = (EMBEDDING, "positions", "types", "embedding_norm", "embedding dropout")  # what stands before the blocks
 LOOKUPS = ENDS[:3]
 TIED = {f"{HEAD}.weight": f"{EMBEDDING}.weight"}  # the head of masked tokens
-
 
 MakeHead = Callable[[EncoderConfig, Builder], dict[str, Layer]]
 
@@ -66,14 +62,7 @@ class Encoder(LayeredModel):
         self._check(batch.tokens, self.config.vocab_size, "token id", "the model's vocabulary")
         if batch.types is not None:
             self._check(batch.types, self.config.num_types, "token type", "the model's types")
-        rows = batch.rows
-        if not rows.runs or (not rows.everyone and min(run.length for run in rows.runs) < 1):
-            raise ConfigError("a text without tokens; every text needs at least one")
-        longest = max(run.first + run.length for run in chain(rows.runs, *rows.everyone))  # alike on all ranks
-        if longest > self.config.max_positions:
-            raise ConfigError(
-                f"a text of {longest} tokens exceeds the model's {self.config.max_positions} positions; cut it"
-            )
+        check_lengths(batch.rows, self.config.max_positions, "text", "cut it")
         return from_host(batch.tokens, self.device.xp)
 
     def check_targets(self, targets: np.ndarray) -> None:
@@ -146,16 +135,9 @@ def _one_of(make: Callable[[], Mapping[str, Layer]], name: str) -> Layer:
 
 def build_block(config: EncoderConfig, build: Builder, index: int) -> PostNormBlock:
     """Block `index`."""
-    hidden, drop, site, name = config.hidden_size, config.dropouts, build.site, f"blocks.{index}"
-    own = site.heads(config.heads, config.heads)
-    sizes = AttentionSizes(own, config.head_dim, hidden, True, True, sight=EVERYTHING)
-    attention = build.attention(sizes, AttentionDropout(drop.attention, f"{name}.attention"))
-    share = site.share(config.ffn_hidden)
-    up = build.column(("up",), hidden, share, bias=True)
-    mlp = MLP(up, activation_of(config.activation, gated=False), build.row("down", share, hidden, bias=True))
-    dropouts = (Dropout(drop.residual, f"{name}.residual1"), Dropout(drop.residual, f"{name}.residual2"))
-    norms = (build.layer_norm(hidden, config.norm_eps), build.layer_norm(hidden, config.norm_eps))
-    return PostNormBlock(attention, norms[0], mlp, norms[1], dropouts)
+    attention, mlp = encoder_branches(config, build, f"blocks.{index}")
+    norms = [build.layer_norm(config.hidden_size, config.norm_eps) for _ in range(2)]
+    return PostNormBlock(attention, norms[0], mlp, norms[1], dropouts_of(config, index))
 
 
 def masked_head(
@@ -176,7 +158,7 @@ def tokens_head(config: EncoderConfig, build: Builder) -> dict[str, Layer]:
     return {**dropout, HEAD: build.classifier(config.hidden_size, len(config.labels))}
 
 
-def dropouts_of(config: EncoderConfig, name: str) -> dict[str, Layer]:
+def head_dropout(config: EncoderConfig, name: str) -> dict[str, Layer]:
     """The head's dropout under a name, where there is one."""
     return {name: Dropout(config.head_dropout, f"head.{name}")} if config.head_dropout else {}
 

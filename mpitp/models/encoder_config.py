@@ -17,17 +17,6 @@ from mpitp.models.config import MOST, MOST_ELEMENTS, MOST_INIT_STD, MOST_OF_ANY,
 FEATURES, MASKED, CLASSIFICATION, TOKENS = "features", "masked", "classification", "tokens"
 MOST_LABELS = 100_000
 
-# Hugging Face's words for functions of `ops/elementwise.py`.
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"),
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-
 # Keys that an encoder's reference reads, and the values with which they change nothing.
 ENCODER_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),

@@ -12,6 +12,7 @@ learned or sines. Texts of different lengths lie one after the other without pad
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from mpitp.layers.layer import Layer
 from mpitp.layers.passes import Crossing, Pass
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
-from mpitp.models.batch import Batch
+from mpitp.models.batch import Batch, check_ids, check_lengths
 from mpitp.models.beside import Memory
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import HfNames, LayeredModel
@@ -63,15 +64,11 @@ class EncoderDecoder(LayeredModel):
     def new_pass(self, batch: Batch, caches: Caches | None = None) -> Pass:
         source = source_of(batch)
         ids = from_host(batch.tokens, self.device.xp)
-        crossing = Crossing(Pass(source.rows, batch.dropout, shard=self._shard(source.rows)), ids)
-        return Pass(batch.rows, batch.dropout, caches, self._shard(batch.rows), crossing=crossing)
-
-    def _shard(self, rows: Rows) -> Rows | None:
-        """Those between the cut products, where they are others."""
-        return rows.part(self.site.token_share(rows.num_tokens)) if self.site.sequence_parallel else None
+        crossing = Crossing(Pass(source.rows, batch.dropout, shard=self.shard_of(source.rows)), ids)
+        return Pass(batch.rows, batch.dropout, caches, self.shard_of(batch.rows), crossing=crossing)
 
     def check_targets(self, targets: np.ndarray) -> None:
-        self._check_ids(np.maximum(targets, 0))
+        check_ids(np.maximum(targets, 0), self.config.vocab_size)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Crossing:
         """The memory of these sources (token ids), the same on every rank: samples 0, 1, ... of what is generated."""
@@ -110,20 +107,8 @@ class EncoderDecoder(LayeredModel):
         return names[:place] if before else names[place:]
 
     def _check(self, tokens: np.ndarray, rows: Rows, what: str) -> None:
-        self._check_ids(tokens)
-        if not rows.runs or min(run.length for run in rows.runs) < 1:
-            raise ConfigError(f"a {what} without tokens; every {what} needs at least one")
-        longest, most = max(run.first + run.length for run in rows.runs), self.config.max_positions
-        if most and longest > most:
-            raise ConfigError(f"a {what} of {longest} tokens exceeds the model's {most} positions; cut it")
-
-    def _check_ids(self, ids: np.ndarray) -> None:
-        bad = ids[(ids < 0) | (ids >= self.config.vocab_size)]
-        if len(bad):
-            raise ConfigError(
-                f"token id {bad[0]} lies outside the model's vocabulary of {self.config.vocab_size}; "
-                "was the text prepared with this model's tokenizer?"
-            )
+        check_ids(tokens, self.config.vocab_size)
+        check_lengths(rows, self.config.max_positions or sys.maxsize, what, "cut it")
 
 
 def source_of(batch: Batch) -> Batch:

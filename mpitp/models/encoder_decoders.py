@@ -13,6 +13,7 @@ from mpitp.layers.init import init_params
 from mpitp.layers.recompute import recomputing
 from mpitp.layers.site import Site
 from mpitp.models import bart, t5
+from mpitp.models.config import refuse_slips
 from mpitp.models.encoder_decoder import HEAD, EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.layered import HfNames
@@ -69,10 +70,7 @@ def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] 
         )
     kind = ENCODER_DECODER_TYPES[raw["model_type"]]
     config = kind.read_config(raw)
-    for key, near in config.unread.items():
-        if key in own:
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"config.json: unknown key {key!r} for model_type {config.model_type!r}{hint}")
+    refuse_slips(config.model_type, config.unread, own)
     more = {"decoder_start_token_id": config.start_id, "is_encoder_decoder": True}
     return replace(config, hf={**config.hf, "architectures": [kind.architecture], **more})
 

@@ -11,6 +11,7 @@ from mpitp.errors import ConfigError
 from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
 from mpitp.models import bert, distilbert, roberta
+from mpitp.models.config import refuse_slips
 from mpitp.models.encoder import TIED, Encoder, MakeHead, layer_costs, put_together
 from mpitp.models.encoder_config import MASKED, EncoderConfig
 from mpitp.models.layered import HfNames
@@ -59,10 +60,7 @@ def encoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) ->
             f"{', '.join(ENCODER_TYPES)}{what_it_is(raw.get('model_type'))}"
         )
     config = ENCODER_TYPES[raw["model_type"]].read_config(raw)
-    for key, near in config.unread.items():
-        if key in own:
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"config.json: unknown key {key!r} for model_type {config.model_type!r}{hint}")
+    refuse_slips(config.model_type, config.unread, own)
     return config
 
 

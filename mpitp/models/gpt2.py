@@ -18,7 +18,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import finished, read_activation
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, norm_pieces
 from mpitp.models.traits import Traits
 
 # Buffers of older checkpoints that hold no weights.
@@ -85,16 +85,13 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     pieces: dict[tuple[str, str], HfPiece] = {
         ("embedding.weight", "vocab"): HfPiece("transformer.wte.weight"),
         ("positions.weight", ""): HfPiece("transformer.wpe.weight"),
-        ("final_norm.weight", ""): HfPiece("transformer.ln_f.weight"),
-        ("final_norm.bias", ""): HfPiece("transformer.ln_f.bias"),
+        **norm_pieces("final_norm", "transformer.ln_f"),
     }
     if not config.tied:
         pieces["head.weight", "vocab"] = HfPiece("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"transformer.h.{i}"
-        for norm, hf_norm in (("norm1", "ln_1"), ("norm2", "ln_2")):
-            for kind in ("weight", "bias"):
-                pieces[f"{ours}.{norm}.{kind}", ""] = HfPiece(f"{theirs}.{hf_norm}.{kind}")
+        pieces |= norm_pieces(f"{ours}.norm1", f"{theirs}.ln_1") | norm_pieces(f"{ours}.norm2", f"{theirs}.ln_2")
         for j, part in enumerate(("q", "k", "v")):
             for kind in ("weight", "bias"):
                 name = f"{theirs}.attn.c_attn.{kind}"

@@ -14,7 +14,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, dropouts_of, mlp_of, parallel_block, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import Defaults, finished, read_activation, read_sizes, with_traits
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 from mpitp.models.rope_keys import RopeKeys, with_rope
 
 # Buffers of older checkpoints that hold no weights.
@@ -51,28 +51,24 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     """Where each part of each parameter lies in a GPT-NeoX directory."""
     pieces = {
         ("embedding.weight", "vocab"): HfPiece("gpt_neox.embed_in.weight"),
-        ("final_norm.weight", ""): HfPiece("gpt_neox.final_layer_norm.weight"),
-        ("final_norm.bias", ""): HfPiece("gpt_neox.final_layer_norm.bias"),
+        **norm_pieces("final_norm", "gpt_neox.final_layer_norm"),
     }
     if not config.tied:
         pieces["head.weight", "vocab"] = HfPiece("embed_out.weight")
     for i in range(config.num_layers):
-        ours, theirs = f"blocks.{i}", f"gpt_neox.layers.{i}"
-        for kind in ("weight", "bias"):
-            for norm, hf_norm in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm")):
-                pieces[f"{ours}.{norm}.{kind}", ""] = HfPiece(f"{theirs}.{hf_norm}.{kind}")
-            for linear, part, hf_linear in (
-                ("attention.out", "out", "attention.dense"),
-                ("mlp.up", "up", "mlp.dense_h_to_4h"),
-                ("mlp.down", "down", "mlp.dense_4h_to_h"),
-            ):
-                name = part if kind == "weight" or part == "up" else ""
-                pieces[f"{ours}.{linear}.{kind}", name] = HfPiece(f"{theirs}.{hf_linear}.{kind}")
-            pieces |= qkv_pieces(config, f"{ours}.attention.qkv.{kind}", f"{theirs}.attention.query_key_value.{kind}")
+        pieces |= block_pieces(config, f"blocks.{i}", f"gpt_neox.layers.{i}", "attention")
     return pieces
 
 
-def qkv_pieces(config: DecoderConfig, ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
-    """q, k and v of the first head, then of the second, in one tensor."""
+def block_pieces(config: DecoderConfig, ours: str, theirs: str, attention: str) -> dict[tuple[str, str], HfPiece]:
+    """Those of a block, in which q, k and v are one tensor: of the first head, then of the second."""
+    pieces = norm_pieces(f"{ours}.norm1", f"{theirs}.input_layernorm")
+    pieces |= norm_pieces(f"{ours}.norm2", f"{theirs}.post_attention_layernorm")
     d, size = config.head_dim, 3 * config.heads * config.head_dim
-    return {(ours, part): HfPiece(theirs, i * d, size, unit=d, stride=3 * d) for i, part in enumerate(("q", "k", "v"))}
+    for kind in ("weight", "bias"):
+        fused = f"{theirs}.{attention}.query_key_value.{kind}"
+        for i, part in enumerate("qkv"):
+            pieces[f"{ours}.attention.qkv.{kind}", part] = HfPiece(fused, i * d, size, unit=d, stride=3 * d)
+    pieces |= dense_pieces(f"{ours}.attention.out", "out", f"{theirs}.{attention}.dense")
+    pieces |= dense_pieces(f"{ours}.mlp.up", "up", f"{theirs}.mlp.dense_h_to_4h")
+    return pieces | dense_pieces(f"{ours}.mlp.down", "down", f"{theirs}.mlp.dense_4h_to_h")

@@ -24,6 +24,7 @@ from mpitp.layers.loss import CrossEntropyContext, VocabParallelCrossEntropy
 from mpitp.layers.mappings import GatherFromTP
 from mpitp.layers.param import Param
 from mpitp.layers.passes import Pass
+from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
 from mpitp.models.any_config import AnyConfig
 from mpitp.models.batch import Batch
@@ -148,12 +149,14 @@ class LayeredModel(ABC):
 
     def new_pass(self, batch: Batch, caches: Caches | None = None) -> Pass:
         """What the layers share in a pass over a batch."""
-        rows, site = batch.rows, self.site
-        own = site.token_share(rows.num_tokens)
-        shard = rows.part(own) if site.sequence_parallel else None
+        rows, own = batch.rows, self.site.token_share(batch.rows.num_tokens)
         types = None if batch.types is None else from_host(batch.types[own.start : own.stop], self.device.xp)
         rule = self.balance_rule if batch.targets is not None else None
-        return Pass(rows, batch.dropout, caches, shard, None if rule is None else Balance(rule), types)
+        return Pass(rows, batch.dropout, caches, self.shard_of(rows), None if rule is None else Balance(rule), types)
+
+    def shard_of(self, rows: Rows) -> Rows | None:
+        """Those of the rows that this rank has between the cut products; None: all of them."""
+        return rows.part(self.site.token_share(rows.num_tokens)) if self.site.sequence_parallel else None
 
     def run_layers(self, layers: list[Layer], batch: Batch, run: Pass) -> tuple[Array, list[Any]]:
         """What comes out of these layers, the first of which takes the inputs, and their contexts."""

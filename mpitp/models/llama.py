@@ -14,7 +14,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import Defaults, finished, read_activation, read_sizes, with_traits
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces
 from mpitp.models.rope_keys import RopeKeys, with_rope
 from mpitp.models.windows import FULL, SLIDING, read_layer_types, read_window, windows_of
 
@@ -69,12 +69,12 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     pieces = outer_pieces(config)
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        pieces |= norm_pieces(ours, theirs) | linear_pieces(config, ours, theirs)
+        pieces |= rms_norm_pieces(ours, theirs) | linear_pieces(config, ours, theirs)
     return pieces
 
 
-def norm_pieces(ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
-    """The norms of a block."""
+def rms_norm_pieces(ours: str, theirs: str) -> dict[tuple[str, str], HfPiece]:
+    """The two norms of a block."""
     return {
         (f"{ours}.norm1.weight", ""): HfPiece(f"{theirs}.input_layernorm.weight"),
         (f"{ours}.norm2.weight", ""): HfPiece(f"{theirs}.post_attention_layernorm.weight"),
@@ -122,10 +122,7 @@ def _pieces(ours: str, theirs: str, *linears: tuple[str, str, str, bool]) -> dic
     """Of (our linear, its part, theirs, whether it has a bias)."""
     pieces: dict[tuple[str, str], HfPiece] = {}
     for linear, part, hf_linear, has_bias in linears:
-        pieces[f"{ours}.{linear}.weight", part] = HfPiece(f"{theirs}.{hf_linear}.weight")
-        if has_bias:
-            bias_part = "" if part in ("out", "down") else part
-            pieces[f"{ours}.{linear}.bias", bias_part] = HfPiece(f"{theirs}.{hf_linear}.bias")
+        pieces |= dense_pieces(f"{ours}.{linear}", part, f"{theirs}.{hf_linear}", has_bias=has_bias)
     return pieces
 
 

@@ -11,7 +11,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, HfConfigReader
 from mpitp.models.facts import Defaults, finished, with_traits
-from mpitp.models.llama import attention_pieces, llama_facts, norm_pieces, outer_pieces
+from mpitp.models.llama import attention_pieces, llama_facts, outer_pieces, rms_norm_pieces
 from mpitp.models.mixture import Mixture, check_choice, expert_pieces, read_losses
 from mpitp.models.names import HfPiece
 from mpitp.models.rope_keys import RopeKeys
@@ -48,7 +48,7 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     assert mixture is not None, "a Mixtral without experts"
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        pieces |= norm_pieces(ours, theirs) | attention_pieces(config, ours, theirs)
+        pieces |= rms_norm_pieces(ours, theirs) | attention_pieces(config, ours, theirs)
         pieces[f"{ours}.mlp.router.weight", ""] = HfPiece(f"{theirs}.block_sparse_moe.gate.weight")
         pieces |= expert_pieces(ours, f"{theirs}.block_sparse_moe", mixture.num_experts, ("w1", "w3", "w2"))
     return pieces

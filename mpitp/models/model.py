@@ -13,7 +13,6 @@ W is E itself when the head is tied; both uses then add to one gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,14 @@ from mpitp.errors import ConfigError
 from mpitp.layers.cached_attention import Caches, KeyCaches
 from mpitp.layers.layer import Layer
 from mpitp.layers.loss import VocabParallelCrossEntropy
-from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
-from mpitp.models.batch import Batch
+from mpitp.models.batch import Batch, check_ids, check_lengths
 from mpitp.models.config import DecoderConfig
 from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.stages import Chunk
 
 EMBEDDING, HEAD = "embedding", "head"
+_SEQUENCE = ("sequence", "use a shorter one")  # for messages
 
 
 class CausalLM(LayeredModel):
@@ -61,13 +60,13 @@ class CausalLM(LayeredModel):
         return self.run_layers(list(self.layers.values()), batch, self.new_pass(batch, caches))
 
     def inputs(self, batch: Batch) -> Array:
-        self._check_ids(batch.tokens, lowest=0)
+        check_ids(batch.tokens, self.config.vocab_size)
         if not batch.is_idle:
-            self._check_rows(batch.rows, self.config.max_positions)
+            check_lengths(batch.rows, self.config.max_positions, *_SEQUENCE)
         return from_host(batch.tokens, self.device.xp)
 
     def check_targets(self, targets: np.ndarray) -> None:
-        self._check_ids(targets, lowest=None)
+        check_ids(np.maximum(targets, 0), self.config.vocab_size)
 
     def next_logits(self, batch: Batch, caches: Caches, wanted: Sequence[int] | None = None) -> np.ndarray:
         """Logits [b, v] after every run's last token, gathered in host memory of every rank (generation).
@@ -76,7 +75,7 @@ class CausalLM(LayeredModel):
         """
         if self.site.sequence_parallel:
             raise ConfigError("a sequence-parallel model trains; to generate, make it on a site without")
-        self._check_rows(batch.rows, self.config.cached_positions)
+        check_lengths(batch.rows, self.config.cached_positions, *_SEQUENCE)
         head = list(self.layers).index(HEAD)
         trunk, ends = list(self.layers.values())[:head], list(self.layers.values())[head:]
         hidden, _ = self.run_layers(trunk, batch, self.new_pass(batch, caches))
@@ -91,18 +90,3 @@ class CausalLM(LayeredModel):
     def new_caches(self, capacities: Sequence[int]) -> KeyCaches:
         """Empty KV caches for sequences of at most these lengths."""
         return KeyCaches(capacities)
-
-    def _check_rows(self, rows: Rows, most: int) -> None:
-        if not rows.runs or (not rows.everyone and min(run.length for run in rows.runs) < 1):
-            raise ConfigError("a sequence without tokens; every sequence needs at least one")
-        longest = max(run.first + run.length for run in chain(rows.runs, *rows.everyone))  # alike on all ranks
-        if longest > most:
-            raise ConfigError(f"a sequence of {longest} tokens exceeds the model's {most} positions; use a shorter one")
-
-    def _check_ids(self, ids: np.ndarray, lowest: int | None) -> None:
-        bad = ids[(ids >= self.config.vocab_size) | (ids < lowest if lowest is not None else False)]
-        if len(bad):
-            raise ConfigError(
-                f"token id {bad[0]} lies outside the model's vocabulary of {self.config.vocab_size}; "
-                "was the text prepared with this model's tokenizer?"
-            )

@@ -56,3 +56,16 @@ class HfPiece:
             stop = min(rows.stop, (number + 1) * self.unit)
             yield self.start + number * self.stride + inside, range(first, stop)
             first = stop
+
+
+def dense_pieces(name: str, part: str, hf_name: str, *, has_bias: bool = True) -> dict[tuple[str, str], HfPiece]:
+    """Weight and bias of a linear in tensors of their own; the bias of a row-parallel one ("out", "down") isn't cut."""
+    pieces = {(f"{name}.weight", part): HfPiece(f"{hf_name}.weight")}
+    if has_bias:
+        pieces[f"{name}.bias", "" if part in ("out", "down") else part] = HfPiece(f"{hf_name}.bias")
+    return pieces
+
+
+def norm_pieces(name: str, hf_name: str) -> dict[tuple[str, str], HfPiece]:
+    """Weight and bias of a LayerNorm."""
+    return {(f"{name}.{kind}", ""): HfPiece(f"{hf_name}.{kind}") for kind in ("weight", "bias")}

@@ -12,7 +12,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import Defaults, finished, read_activation, read_sizes, with_traits
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 
 _DEFAULTS = Defaults(max_positions=2048, norm_eps=1e-5, tied=True, has_kv_heads=False, has_head_dim=False)
 _UNUSED_POSITIONS = 2
@@ -51,23 +51,17 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     pieces = {
         ("embedding.weight", "vocab"): HfPiece(f"{outer}.embed_tokens.weight"),
         ("positions.weight", ""): HfPiece(f"{outer}.embed_positions.weight"),
-        ("final_norm.weight", ""): HfPiece(f"{outer}.final_layer_norm.weight"),
-        ("final_norm.bias", ""): HfPiece(f"{outer}.final_layer_norm.bias"),
+        **norm_pieces("final_norm", f"{outer}.final_layer_norm"),
     }
     if not config.tied:
         pieces["head.weight", "vocab"] = HfPiece("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"{outer}.layers.{i}"
-        for kind in ("weight", "bias"):
-            for norm, hf_norm in (("norm1", "self_attn_layer_norm"), ("norm2", "final_layer_norm")):
-                pieces[f"{ours}.{norm}.{kind}", ""] = HfPiece(f"{theirs}.{hf_norm}.{kind}")
-            for part in ("q", "k", "v"):
-                pieces[f"{ours}.attention.qkv.{kind}", part] = HfPiece(f"{theirs}.self_attn.{part}_proj.{kind}")
-            for linear, part, hf_linear in (
-                ("attention.out", "out", "self_attn.out_proj"),
-                ("mlp.up", "up", "fc1"),
-                ("mlp.down", "down", "fc2"),
-            ):
-                name = part if kind == "weight" or part == "up" else ""
-                pieces[f"{ours}.{linear}.{kind}", name] = HfPiece(f"{theirs}.{hf_linear}.{kind}")
+        pieces |= norm_pieces(f"{ours}.norm1", f"{theirs}.self_attn_layer_norm")
+        pieces |= norm_pieces(f"{ours}.norm2", f"{theirs}.final_layer_norm")
+        for part in "qkv":
+            pieces |= dense_pieces(f"{ours}.attention.qkv", part, f"{theirs}.self_attn.{part}_proj")
+        pieces |= dense_pieces(f"{ours}.attention.out", "out", f"{theirs}.self_attn.out_proj")
+        pieces |= dense_pieces(f"{ours}.mlp.up", "up", f"{theirs}.fc1")
+        pieces |= dense_pieces(f"{ours}.mlp.down", "down", f"{theirs}.fc2")
     return pieces

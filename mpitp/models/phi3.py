@@ -9,7 +9,7 @@ from typing import Any
 
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import Defaults, finished, with_traits
-from mpitp.models.llama import llama_facts, outer_pieces
+from mpitp.models.llama import llama_facts, outer_pieces, rms_norm_pieces
 from mpitp.models.names import HfPiece
 from mpitp.models.rope_keys import RopeKeys
 from mpitp.models.windows import SLIDING, read_window, windows_of
@@ -43,8 +43,7 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     q, kv, ffn = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.ffn_hidden
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        pieces[f"{ours}.norm1.weight", ""] = HfPiece(f"{theirs}.input_layernorm.weight")
-        pieces[f"{ours}.norm2.weight", ""] = HfPiece(f"{theirs}.post_attention_layernorm.weight")
+        pieces |= rms_norm_pieces(ours, theirs)
         for part, start in (("q", 0), ("k", q), ("v", q + kv)):
             fused = HfPiece(f"{theirs}.self_attn.qkv_proj.weight", start, q + 2 * kv)
             pieces[f"{ours}.attention.qkv.weight", part] = fused

@@ -15,7 +15,7 @@ from mpitp.layers.rotary import Rotary
 from mpitp.models.blocks import attention_of, mlp_of, pre_norm_block
 from mpitp.models.config import DecoderConfig, HfConfigReader
 from mpitp.models.facts import Defaults, finished, with_traits
-from mpitp.models.llama import attention_pieces, llama_facts, mlp_pieces, norm_pieces, outer_pieces
+from mpitp.models.llama import attention_pieces, llama_facts, mlp_pieces, outer_pieces, rms_norm_pieces
 from mpitp.models.mixture import Mixture, check_choice, expert_pieces, read_losses
 from mpitp.models.names import HfPiece
 from mpitp.models.windows import FULL, SLIDING, read_layer_types, read_window, windows_of
@@ -85,7 +85,7 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     assert mixture is not None, "a Qwen2-MoE without experts"
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        pieces |= norm_pieces(ours, theirs) | attention_pieces(config, ours, theirs)
+        pieces |= rms_norm_pieces(ours, theirs) | attention_pieces(config, ours, theirs)
         if i not in mixture.blocks:
             pieces |= mlp_pieces(config, f"{ours}.mlp", f"{theirs}.mlp")
             continue

@@ -35,7 +35,7 @@ from mpitp.models import (
     smollm3,
     stablelm,
 )
-from mpitp.models.config import DecoderConfig
+from mpitp.models.config import DecoderConfig, refuse_slips
 from mpitp.models.groupwise import with_scales, without_grouping
 from mpitp.models.layered import HfNames, LayeredModel
 from mpitp.models.model import EMBEDDING, HEAD, CausalLM
@@ -153,10 +153,7 @@ def config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> Decoder
         )
     if grouping is not None:
         config = replace(config, grouping=grouping, hf=dict(raw))
-    for key, near in config.unread.items():
-        if key in own:
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"config.json: unknown key {key!r} for model_type {model_type!r}{hint}")
+    refuse_slips(model_type, config.unread, own)
     return config
 
 

@@ -11,9 +11,9 @@ from mpitp.layers.activation import activation_of
 from mpitp.layers.build import Builder
 from mpitp.layers.layer import Layer
 from mpitp.models import bert
-from mpitp.models.encoder import HEAD, dropouts_of, tokens_head
+from mpitp.models.encoder import HEAD, head_dropout, tokens_head
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, MASKED, TOKENS, EncoderConfig
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 
 CLASSES = {
     FEATURES: "RobertaModel",
@@ -45,7 +45,12 @@ def classification_head(config: EncoderConfig, build: Builder) -> dict[str, Laye
     def layers(build: Builder) -> dict[str, Layer]:
         dense = build.gathered_dense(hidden, hidden, activation_of("tanh", gated=False))
         out = build.classifier(hidden, len(config.labels))
-        return {**dropouts_of(config, "dropout1"), "dense": dense, **dropouts_of(config, "dropout2"), "classifier": out}
+        return {
+            **head_dropout(config, "dropout1"),
+            "dense": dense,
+            **head_dropout(config, "dropout2"),
+            "classifier": out,
+        }
 
     return {HEAD: build.on_first_rows(hidden, layers)}
 
@@ -58,16 +63,16 @@ def hf_pieces(config: EncoderConfig) -> dict[tuple[str, str], HfPiece]:
     base = "" if config.head == FEATURES else BASE
     pieces = bert.trunk_pieces(config, base, bert.EMBEDDINGS, "encoder.layer", bert.BLOCK)
     if config.head == MASKED:
-        pieces |= bert.dense_pieces("transform.dense", "dense", "lm_head.dense")
-        pieces |= bert.norm_pieces("transform_norm", "lm_head.layer_norm")
+        pieces |= dense_pieces("transform.dense", "dense", "lm_head.dense")
+        pieces |= norm_pieces("transform_norm", "lm_head.layer_norm")
         pieces["head.bias", "vocab"] = HfPiece("lm_head.bias")
     elif config.head == TOKENS:
-        pieces |= bert.dense_pieces("head", "labels", "classifier")
+        pieces |= dense_pieces("head", "labels", "classifier")
     elif config.head == CLASSIFICATION:
-        pieces |= bert.dense_pieces("head.dense.dense", "dense", "classifier.dense")
-        pieces |= bert.dense_pieces("head.classifier", "labels", "classifier.out_proj")
+        pieces |= dense_pieces("head.dense.dense", "dense", "classifier.dense")
+        pieces |= dense_pieces("head.classifier", "labels", "classifier.out_proj")
     else:
-        pieces |= bert.dense_pieces("head.pooler.dense", "dense", "pooler.dense")
+        pieces |= dense_pieces("head.pooler.dense", "dense", "pooler.dense")
     return pieces
 
 

@@ -16,7 +16,7 @@ from mpitp.models.blocks import attention_of, mlp_of, parallel_block
 from mpitp.models.config import DecoderConfig, Dropouts, HfConfigReader
 from mpitp.models.facts import Defaults, finished, with_traits
 from mpitp.models.llama import linear_pieces, llama_facts, outer_pieces
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, norm_pieces
 from mpitp.models.rope_keys import RopeKeys
 
 _DEFAULTS = Defaults(max_positions=4096, norm_eps=1e-5, tied=False, kv_heads=32, has_head_dim=False)
@@ -53,7 +53,6 @@ def hf_pieces(config: DecoderConfig) -> dict[tuple[str, str], HfPiece]:
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"model.layers.{i}"
         for norm, hf_norm in norms:
-            for kind in ("weight", "bias"):
-                pieces[f"{ours}.{norm}.{kind}", ""] = HfPiece(f"{theirs}.{hf_norm}.{kind}")
+            pieces |= norm_pieces(f"{ours}.{norm}", f"{theirs}.{hf_norm}")
         pieces |= linear_pieces(config, ours, theirs)
     return pieces

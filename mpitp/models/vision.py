@@ -18,28 +18,24 @@ import numpy as np
 
 from mpitp.backend.arrays import Array, from_host
 from mpitp.errors import ConfigError
-from mpitp.layers.activation import activation_of
-from mpitp.layers.attention import AttentionDropout
 from mpitp.layers.block import TransformerBlock
-from mpitp.layers.build import AttentionSizes, Builder
+from mpitp.layers.build import Builder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.init import init_params
 from mpitp.layers.layer import Layer
 from mpitp.layers.layer_scale import LayerScale
 from mpitp.layers.mappings import ReduceFromTP
-from mpitp.layers.mlp import MLP
 from mpitp.layers.patches import ClassAndMean, ImageTokens, PatchEmbedding
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.sandwich_block import SandwichBlock
 from mpitp.layers.site import Site
 from mpitp.models.batch import Batch
-from mpitp.models.bert import dense_pieces, norm_pieces
+from mpitp.models.blocks import dropouts_of, encoder_branches
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
 from mpitp.models.layered import HfNames, LayeredModel
-from mpitp.models.names import HfPiece
+from mpitp.models.names import HfPiece, dense_pieces, norm_pieces
 from mpitp.models.stages import Chosen, Chunk, Cutting, chosen_chunks, token_costs
 from mpitp.models.vision_config import VisionConfig
-from mpitp.ops.sight import EVERYTHING
 
 HEAD = "head"
 IGNORABLE_TENSORS = ("*embeddings.mask_token", "*pooler.dense.*")
@@ -166,17 +162,11 @@ def _tokens(config: VisionConfig, build: Builder) -> ImageTokens:
 
 
 def _block(config: VisionConfig, build: Builder, index: int) -> Layer:
-    hidden, site, name, drop = config.hidden_size, build.site, f"blocks.{index}", config.dropouts
-    own, eps = site.heads(config.heads, config.heads), config.norm_eps
-    sizes = AttentionSizes(own, config.head_dim, hidden, config.qkv_bias, True, sight=EVERYTHING)
-    attention = build.attention(sizes, AttentionDropout(drop.attention, f"{name}.attention"))
-    share = site.share(config.ffn_hidden)
-    up = build.column(("up",), hidden, share, bias=True)
-    mlp = MLP(up, activation_of(config.activation, gated=False), build.row("down", share, hidden, bias=True))
-    norm1, norm2 = build.layer_norm(hidden, eps), build.layer_norm(hidden, eps)
+    hidden = config.hidden_size
+    attention, mlp = encoder_branches(config, build, f"blocks.{index}", qkv_bias=config.qkv_bias)
+    norm1, norm2 = (build.layer_norm(hidden, config.norm_eps) for _ in range(2))
     if config.layer_scale is None:
-        dropouts = (Dropout(drop.residual, f"{name}.residual1"), Dropout(drop.residual, f"{name}.residual2"))
-        return TransformerBlock(norm1, attention, norm2, mlp, dropouts)
+        return TransformerBlock(norm1, attention, norm2, mlp, dropouts_of(config, index))
     scale1, scale2 = (LayerScale(build.between(hidden, value=config.layer_scale)) for _ in range(2))
     return SandwichBlock((norm1, scale1, norm2, scale2), attention, mlp)
 
@@ -213,10 +203,9 @@ def hf_pieces(config: VisionConfig) -> dict[tuple[str, str], HfPiece]:
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"{base}encoder.layer.{i}"
         for (name, part), hf_name in (_DINO_BLOCK if is_dino else _VIT_BLOCK).items():
-            make = dense_pieces(f"{ours}.{name}", part, f"{theirs}.{hf_name}") if part else None
-            pieces |= make or norm_pieces(f"{ours}.{name}", f"{theirs}.{hf_name}")
-            if name == "attention.qkv" and not config.qkv_bias:
-                del pieces[f"{ours}.{name}.bias", part]
+            has_bias = config.qkv_bias or name != "attention.qkv"
+            names = f"{ours}.{name}", f"{theirs}.{hf_name}"
+            pieces |= dense_pieces(names[0], part, names[1], has_bias=has_bias) if part else norm_pieces(*names)
         for number in (1, 2) if is_dino else ():
             pieces[f"{ours}.post_norm{number}.weight", ""] = HfPiece(f"{theirs}.layer_scale{number}.lambda1")
     if config.head == CLASSIFICATION:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpitp.errors import ConfigError
-from mpitp.models.config import MOST, MOST_ELEMENTS, MOST_INIT_STD, MOST_OF_ANY, Dropouts, HfConfigReader
-from mpitp.models.encoder_config import ACTIVATIONS, CLASSIFICATION, FEATURES, read_head, read_labels
+from mpitp.models.config import MOST, MOST_ELEMENTS, MOST_INIT_STD, MOST_OF_ANY, Dropouts, HfConfigReader, refuse_slips
+from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, read_head, read_labels
+from mpitp.models.facts import read_activation
 from mpitp.models.nearest import what_it_is
 
 CLASSES = {
@@ -34,7 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 # Of backbones, of masked images, and of a pooler that classifiers don't have.
 UNUSED = (
     "encoder_stride pooler_output_size pooler_act apply_layernorm reshape_hidden_states use_mask_token stage_names "
-    "out_features out_indices layerscale_value"
+    "out_features out_indices"
 ).split()
 
 
@@ -142,7 +143,7 @@ def is_vision(raw: Mapping[str, Any]) -> bool:
     return isinstance(model_type, str) and model_type in CLASSES
 
 
-def vision_config_from_hf(raw: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> VisionConfig:
+def vision_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> VisionConfig:
     """The config of a parsed config.json. Raises ConfigError for what is missing, unknown or not supported.
 
     own: keys that the user has written here and now: one of them that nobody reads is a slip, and refused.
@@ -168,10 +169,10 @@ def vision_config_from_hf(raw: Mapping[str, Any], own: Mapping[str, Any] | None 
         patch_size=read.integer("patch_size", 14 if is_dino else 16),
         channels=read.integer("num_channels", 3),
         norm_eps=read.number("layer_norm_eps", 1e-6 if is_dino else 1e-12),
-        activation=ACTIVATIONS[read.expect("hidden_act", tuple(ACTIVATIONS), "gelu")],
+        activation=read_activation(read, "hidden_act", "gelu"),
         init_std=read.number("initializer_range", 0.02),
         qkv_bias=read.flag("qkv_bias", True),
-        layer_scale=float(raw.get("layerscale_value", 1.0)) if is_dino else None,
+        layer_scale=read.number("layerscale_value", 1.0) if is_dino else None,
         dropouts=Dropouts(dropout, read.rate("attention_probs_dropout_prob", 0.0), dropout),
         head=head,
         labels=read_labels(read, head),
@@ -180,13 +181,5 @@ def vision_config_from_hf(raw: Mapping[str, Any], own: Mapping[str, Any] | None 
     read.finish(1)
     if is_dino and any(dataclasses.astuple(config.dropouts)):
         raise ConfigError("config.json: dropout is not supported for model_type 'dinov2'")
-    _refuse_slips(read, own or {})
+    refuse_slips(read.model_type, read.unread, own)
     return replace(config, unread=read.unread, notices=tuple(read.notices()))
-
-
-def _refuse_slips(read: HfConfigReader, own: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key of `own` that nobody reads."""
-    for key, near in read.unread.items():
-        if key in own:
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"config.json: unknown key {key!r} for model_type {read.model_type!r}{hint}")
