@@ -1,8 +1,8 @@
 """How arrays get to and from MPI: the buffers that are handed to the library.
 
 MPI reads raw memory. It must be contiguous in C order (an F-ordered array would be sent scrambled, silently), the
-device must have finished writing it, and the library must be able to reach it. One `Buffers` object
-sees to it for one array module:
+device must have finished writing it, and the library must be able to reach it. One `Buffers` object sees to it for one
+array module:
 
 | kind | arrays | what MPI is handed |
 |---|---|---|

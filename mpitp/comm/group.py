@@ -1,7 +1,7 @@
 """What a group of ranks can do together; everything above `comm/` talks to this interface alone.
 
-Three kinds exist: `SerialGroup` (one rank, every collective is the identity), `ThreadGroup` (ranks are threads of one
-process: tests, debugger, teaching) and `MpiGroup` (mpi4py).
+The kinds: `SerialGroup` (one rank, every collective is the identity), `ThreadGroup` (ranks are threads of one process:
+tests, debugger, teaching), `MpiGroup` (mpi4py), and `NodeGroup` around it (sums in shared memory within a node).
 
 Rules that hold for all kinds:
 
@@ -10,8 +10,8 @@ Rules that hold for all kinds:
 - No collective writes to its argument unless `out` names it: `all_reduce(x, out=x)` works in place. A one-rank group
   returns its argument itself, so treat a result as shared with the argument.
 - Results are equal to the bit on all ranks of the group.
-- Arrays live on whatever device they live on; staging through the host and stream synchronisation are the
-  affair of the group.
+- Arrays live on whatever device they live on; staging through the host and stream synchronisation are the affair of
+  the group.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A pass of a layer is a row of steps: a `Segment` is what a rank does by itself, a `Sum` what a collective makes of it, a
 `Move` an all-to-all with the work before it, a `Join` the place where a layer that is made of others adds what went
 past them. W_r, x_r: what rank r holds of it.
-No layer computes by this: the stepper shows it, and plans find ends and residual sums by it. A layer
-without an algebra is told by its class and docstring.
+No layer computes by this: the stepper shows it, and plans find ends and residual sums by it. A layer without an algebra
+is told by its class and docstring.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
-from mpitp.layers.dropout import Dropout
+from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
 from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.mlp import MLP
@@ -79,7 +79,7 @@ class TransformerBlock(Layer):
     def children(self) -> Mapping[str, Layer]:
         named: dict[str, Layer] = {"norm1": self.norm1, "attention": self.attention, "dropout1": self.dropout1}
         named |= {"norm2": self.norm2, "mlp": self.mlp, "dropout2": self.dropout2}
-        return {name: layer for name, layer in named.items() if not isinstance(layer, Dropout) or layer.rate}
+        return without_idle_dropouts(named)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to whole rows; a branch must be of the type of what it is added to."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array
-from mpitp.layers.algebra import Algebra, Join, Segment
+from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.layer import Layer
@@ -32,12 +32,10 @@ class BranchNormContext:
 class BranchNormBlock(Layer):
     """Attention and MLP, each with a norm behind it and beside a residual connection."""
 
-    _add = Segment("y = x + branch", "x branch", "y", "row by row: no communication")
-    _add_grads = Segment("dx = dy + dbranch", "dy dbranch", "dx", "x was used twice: by the branch and past it")
     algebra = Algebra(
         "residual connection",
-        (Join("residual1", _add, before=("mlp",)), Join("residual2", _add)),
-        (Join("residual1", _add_grads, before=("norm1",)), Join("input", _add_grads)),
+        (Join("residual1", ADD, before=("mlp",)), Join("residual2", ADD)),
+        (Join("residual1", ADD_GRADS, before=("norm1",)), Join("input", ADD_GRADS)),
     )
 
     def __init__(self, attention: SelfAttention, norm1: RMSNorm, mlp: MLP, norm2: RMSNorm) -> None:
@@ -48,7 +46,7 @@ class BranchNormBlock(Layer):
         branch, attention_ctx = self.attention.forward(x, run)
         x1, norm1_ctx = self.norm1.forward(branch)
         x1 += x  # the norm's output is this block's own array
-        branch, mlp_ctx = self.mlp.forward(x1)
+        branch, mlp_ctx = self.mlp.forward(x1, run)
         y, norm2_ctx = self.norm2.forward(branch)
         y += x1
         return y, BranchNormContext(attention_ctx, norm1_ctx, mlp_ctx, norm2_ctx)

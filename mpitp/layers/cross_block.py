@@ -15,7 +15,7 @@ from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.cross_attention import CrossAttention, CrossContext
-from mpitp.layers.dropout import Dropout
+from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
 from mpitp.layers.mlp import MLP, MlpContext
 from mpitp.layers.norm import LayerNorm, NormContext, RMSNorm
@@ -95,7 +95,7 @@ class CrossBlock(Layer):
         named: dict[str, Layer] = {"norm1": self.norm1, "attention": self.attention, "dropout1": self.dropout1}
         named |= {"norm2": self.norm2, "cross": self.cross, "dropout2": self.dropout2}
         named |= {"norm3": self.norm3, "mlp": self.mlp, "dropout3": self.dropout3}
-        return {name: layer for name, layer in named.items() if not isinstance(layer, Dropout) or layer.rate}
+        return without_idle_dropouts(named)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to whole rows; a branch must be of the type of what it is added to."""

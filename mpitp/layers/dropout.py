@@ -57,3 +57,8 @@ class Dropout(Layer):
         incoming.expect_summed("what is dropped out")
         incoming.expect_columns((), "what is dropped out")
         return incoming
+
+
+def without_idle_dropouts(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    """The layers of a block but for dropouts that drop nothing."""
+    return {name: layer for name, layer in layers.items() if not isinstance(layer, Dropout) or layer.rate}

@@ -1,9 +1,9 @@
 r"""How rows reach the experts that they go to, and come back: nobody moves, or an all-to-all over ep.
 
-Experts are dealt to the ranks of ep raggedly (any number of experts on any number of ranks; some may
-have none). Each of these ranks has tokens of its own, other microbatches, as the ranks of dp have (Lepikhin et al.
-2020; Fedus et al. 2022): attention and all else is done once a token. A rank's rows, sorted by expert, are cut where
-the next rank's experts begin:
+Experts are dealt to the ranks of ep raggedly (any number of experts on any number of ranks; some may have none). Each
+of these ranks has tokens of its own, other microbatches, as the ranks of dp have (Lepikhin et al. 2020; Fedus et al.
+2022): attention and all else is done once a token. A rank's rows, sorted by expert, are cut where the next rank's
+experts begin:
 
     there    rows [n, h] sorted by expert  -- all-to-all -->  all ranks' rows for own experts, sorted by expert
     back     the same way home

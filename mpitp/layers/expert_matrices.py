@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitp.backend.arrays import Array
-from mpitp.layers.groupwise import regrouped
+from mpitp.layers.groupwise import codes_and_scales
 from mpitp.layers.param import Param
 from mpitp.layers.placement import Placement
 from mpitp.layers.site import Site
@@ -122,12 +122,4 @@ class GroupwiseMatrices(ExpertMatrices):
 
 def groupwise_matrices(site: Site, placement: Placement, grouping: Grouping) -> GroupwiseMatrices:
     """Those that are cut like `placement`, all zero. Raises ConfigError where a cut parts a group."""
-    codes = regrouped(placement, grouping, grouping.group_bytes)
-    scales = regrouped(placement, grouping, grouping.group_floats)
-    zeros = site.device.zeros
-    return GroupwiseMatrices(
-        Param(zeros(codes.shape, grouping.dtype), codes, decay=False),
-        Param(zeros(scales.shape, np.dtype(np.float32)), scales, decay=False),
-        grouping,
-        placement,
-    )
+    return GroupwiseMatrices(*codes_and_scales(site, placement, grouping), grouping, placement)

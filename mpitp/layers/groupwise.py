@@ -116,18 +116,23 @@ class GroupwiseEmbedding(Layer):
 
 def groupwise_product(site: Site, placement: Placement, grouping: Grouping) -> GroupwiseProduct:
     """The product of a W that is cut like `placement`, all zero. Raises ConfigError where a cut parts a group."""
-    codes = regrouped(placement, grouping, grouping.group_bytes)
-    scales = regrouped(placement, grouping, grouping.group_floats)
+    return GroupwiseProduct(*codes_and_scales(site, placement, grouping), grouping, placement)
+
+
+def codes_and_scales(site: Site, placement: Placement, grouping: Grouping) -> tuple[Param, Param]:
+    """The two parameters of matrices that are cut like `placement`, all zero. Raises ConfigError where a cut parts a
+    group.
+    """
+    codes = _regrouped(placement, grouping, grouping.group_bytes)
+    scales = _regrouped(placement, grouping, grouping.group_floats)
     zeros = site.device.zeros
-    return GroupwiseProduct(
+    return (
         Param(zeros(codes.shape, grouping.dtype), codes, decay=False),
         Param(zeros(scales.shape, np.dtype(np.float32)), scales, decay=False),
-        grouping,
-        placement,
     )
 
 
-def regrouped(placement: Placement, grouping: Grouping, unit: int) -> Placement:
+def _regrouped(placement: Placement, grouping: Grouping, unit: int) -> Placement:
     """The placement of matrices that have `unit` columns for each group of W's, which lie along its last dim."""
     parts = [
         Part(part.name, (*part.dims[:-1], _scaled(part.dims[-1], grouping.size, unit))) for part in placement.parts

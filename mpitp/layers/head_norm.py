@@ -4,8 +4,8 @@ r"""Norms of queries and keys, head by head, between the projection and RoPE (He
 
 A rank normalises its own heads. The weights meet the heads of every rank, so that their gradients are summands along
 the axis that deals heads, to be summed before the update; in the invariant mode backward itself adds those of all
-blocks of heads in their order. A KV head that lives on several ranks has its whole dk on
-each of them (`attention.py`), and counts for dw_k where it is owned.
+blocks of heads in their order. A KV head that lives on several ranks has its whole dk on each of them (`attention.py`),
+and counts for dw_k where it is owned.
 """
 
 from __future__ import annotations

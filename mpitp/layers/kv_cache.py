@@ -7,6 +7,8 @@ from typing import Any
 
 from mpitp.backend.arrays import Array
 
+Stores = tuple[Array, Array]  # keys and values, [g, capacity, d] each
+
 
 class LayerCache:
     """Keys and values of this rank's KV heads for every sequence of a batch.
@@ -20,13 +22,9 @@ class LayerCache:
 
     def extend(self, index: int, past: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Store k, v [s, g, d] of sequence `index` from position `past` on; all its keys and values [past+s, g, d]."""
-        stop = past + k.shape[0]
-        keys, values = self.stores(index, stop)
-        keys[:, past:stop] = k.transpose(1, 0, 2)
-        values[:, past:stop] = v.transpose(1, 0, 2)
-        return keys[:, :stop].transpose(1, 0, 2), values[:, :stop].transpose(1, 0, 2)
+        return stored(self.stores(index, past + k.shape[0]), past, k, v)
 
-    def stores(self, index: int, stop: int) -> tuple[Array, Array]:
+    def stores(self, index: int, stop: int) -> Stores:
         """Where keys and values of sequence `index` are kept [g, capacity, d], with room up to position `stop`."""
         keys, values = self._keys[index], self._values[index]
         assert stop <= keys.shape[1], "the caller checks the capacity before it computes"
@@ -43,3 +41,10 @@ class LayerCache:
         chosen = list(zip(indices, again, strict=True))
         self._keys = [self._keys[i].copy() if is_again else self._keys[i] for i, is_again in chosen]
         self._values = [self._values[i].copy() if is_again else self._values[i] for i, is_again in chosen]
+
+
+def stored(stores: Stores, past: int, k: Array, v: Array) -> tuple[Array, Array]:
+    """Lay k and v [s, g, d] into a sequence's stores from position `past` on; its keys and values [past+s, g, d]."""
+    (keys, values), stop = stores, past + k.shape[0]
+    keys[:, past:stop], values[:, past:stop] = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
+    return keys[:, :stop].transpose(1, 0, 2), values[:, :stop].transpose(1, 0, 2)

@@ -21,6 +21,7 @@ import numpy as np
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.layers.cached_attention import Caches
+from mpitp.layers.kv_cache import Stores, stored
 from mpitp.layers.passes import Pass
 from mpitp.layers.rows import Run
 from mpitp.ops.attention import attention_forward
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Extent = tuple[int, int]
 Table = Sequence[Extent]
-Stores = tuple[Array, Array]
 
 
 class PagedCaches(Caches):
@@ -63,7 +63,7 @@ class PagedCaches(Caches):
                     past = each.first + row - rows.start
                     attend_newest((q[row], k[row], v[row]), stores, past, layer.query_groups, out[row])
             else:
-                keys, values = _stored(stores, each.first, k[rows], v[rows])
+                keys, values = stored(stores, each.first, k[rows], v[rows])
                 attention_forward(q[rows], keys, values, layer.head_map, sight=layer.sight, out=out[rows])
             if is_copy:
                 _put(pool, self.tables[each.slot], each, k[rows], v[rows])
@@ -130,13 +130,6 @@ def _gathered(store: Array, table: Table) -> Array:
     for (a, b), rows in _pieces(table, 0, room):
         whole[:, rows] = store[:, a:b]
     return whole
-
-
-def _stored(stores: Stores, first: int, k: Array, v: Array) -> Stores:
-    """Keys and values [u, g, d] once k and v [s, g, d] lie there from position `first` on."""
-    (keys, values), stop = stores, first + k.shape[0]
-    keys[:, first:stop], values[:, first:stop] = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
-    return keys[:, :stop].transpose(1, 0, 2), values[:, :stop].transpose(1, 0, 2)
 
 
 def _put(pool: Stores, table: Table, run: Run, k: Array, v: Array) -> None:

@@ -12,7 +12,7 @@ from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import Algebra, Join, Segment
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
-from mpitp.layers.dropout import Dropout
+from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
 from mpitp.layers.mlp import MLP, MlpContext
 from mpitp.layers.norm import LayerNorm, NormContext, RMSNorm
@@ -61,7 +61,7 @@ class ParallelBlock(Layer):
         branch, attention_ctx = self.attention.forward(normed, run)
         branch1, dropout1_ctx = self.dropout1.forward(branch, run)
         normed, norm2_ctx = (normed, None) if self.norm2 is None else self.norm2.forward(x)
-        branch, mlp_ctx = self.mlp.forward(normed)
+        branch, mlp_ctx = self.mlp.forward(normed, run)
         y, dropout2_ctx = self.dropout2.forward(branch, run)
         y += branch1  # the branches' outputs are this block's own arrays
         y += x
@@ -84,7 +84,7 @@ class ParallelBlock(Layer):
         named: dict[str, Layer] = {"norm1": self.norm1, "attention": self.attention, "dropout1": self.dropout1}
         named |= {} if self.norm2 is None else {"norm2": self.norm2}
         named |= {"mlp": self.mlp, "dropout2": self.dropout2}
-        return {name: layer for name, layer in named.items() if not isinstance(layer, Dropout) or layer.rate}
+        return without_idle_dropouts(named)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to whole rows; each branch must be of the type of what it is added to."""

@@ -13,7 +13,7 @@ from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
-from mpitp.layers.dropout import Dropout
+from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
 from mpitp.layers.mlp import MLP, MlpContext
 from mpitp.layers.norm import LayerNorm, NormContext
@@ -80,7 +80,7 @@ class PostNormBlock(Layer):
     def children(self) -> Mapping[str, Layer]:
         named: dict[str, Layer] = {"attention": self.attention, "dropout1": self.dropout1, "norm1": self.norm1}
         named |= {"mlp": self.mlp, "dropout2": self.dropout2, "norm2": self.norm2}
-        return {name: layer for name, layer in named.items() if not isinstance(layer, Dropout) or layer.rate}
+        return without_idle_dropouts(named)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to whole rows; a branch must be of the type of what it is added to."""

@@ -15,7 +15,7 @@ from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import SelfAttention
 from mpitp.layers.cross_attention import CrossAttention
 from mpitp.layers.cross_block import CrossBlockContext
-from mpitp.layers.dropout import Dropout
+from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm
@@ -86,7 +86,7 @@ class PostNormCrossBlock(Layer):
         named: dict[str, Layer] = {"attention": self.attention, "dropout1": self.dropout1, "norm1": self.norm1}
         named |= {"cross": self.cross, "dropout2": self.dropout2, "norm2": self.norm2}
         named |= {"mlp": self.mlp, "dropout3": self.dropout3, "norm3": self.norm3}
-        return {name: layer for name, layer in named.items() if not isinstance(layer, Dropout) or layer.rate}
+        return without_idle_dropouts(named)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Whole rows to whole rows; a branch must be of the type of what it is added to."""

@@ -53,7 +53,7 @@ class SandwichBlock(Layer):
         x1, post_norm1_ctx = self.post_norm1.forward(branch)
         x1 += x  # the norm's output is this block's own array
         normed, norm2_ctx = self.norm2.forward(x1)
-        branch, mlp_ctx = self.mlp.forward(normed)
+        branch, mlp_ctx = self.mlp.forward(normed, run)
         y, post_norm2_ctx = self.post_norm2.forward(branch)
         y += x1
         return y, SandwichBlockContext(norm1_ctx, attention_ctx, post_norm1_ctx, norm2_ctx, mlp_ctx, post_norm2_ctx)

@@ -33,6 +33,7 @@ from mpitp.backend.arrays import Array
 from mpitp.comm.group import Group, Pending
 from mpitp.layers.deferral import Deferral, Task
 from mpitp.layers.gathered import finish_scatters
+from mpitp.layers.param import Param
 from mpitp.layers.passes import Pass
 from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel, ObjectiveContext
@@ -242,7 +243,7 @@ def sum_tied(model: LayeredModel) -> None:
             _add_others(params[first], group, holders)
 
 
-def _add_others(param: Any, group: Group, holders: Sequence[int]) -> None:
+def _add_others(param: Param, group: Group, holders: Sequence[int]) -> None:
     """All summands, in the order in which backward comes to the stages, on each that holds the parameter."""
     others = [stage for stage in holders if stage != group.rank]
     sent = [group.start_send(param.grad, stage, TIED_TAG) for stage in others]
