@@ -55,7 +55,7 @@ class NumericError(MpitpError, ArithmeticError):
 
 
 class LaunchError(MpitpError, RuntimeError):
-    """MPI, the launcher or the device is not as it must be (exit code 6)."""
+    """MPI, the launcher, the device or an installed library is not as it must be (exit code 6)."""
 
     exit_code = 6
 

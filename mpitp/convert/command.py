@@ -33,7 +33,7 @@ examples:
 Quantised weights are stored as the floats that they stand for, so a directory is larger than its GGUF file: 4 bytes a
 weight as float32, 2 as bfloat16 or float16. --weights int8 takes 8.5 bits a weight, int4 4.5; a GGUF file's Q8_0 and
 Q4_0 matrices keep their codes bit for bit, and so do its Q4_1 and Q4_K with int4, which then takes 6.
-Rounded weights generate text; they can't be trained. What the rounding costs tells `mpitp eval perplexity`.
+Rounded weights generate text; they can't be trained. `mpitp eval perplexity` tells what the rounding costs.
 """
 
 BITS = {"int8": 8, "int4": 4}

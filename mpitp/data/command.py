@@ -16,6 +16,12 @@ DESCRIPTION = """\
 Turn plain UTF-8 texts into memory-mapped token files for training, and show what such files hold.
 """
 
+EXAMPLES = """\
+examples:
+  mpitp data prepare book.txt --tokenizer bytes --out data --valid-fraction 0.05
+  mpitp data show data/train
+"""
+
 PREPARE = """\
 Tokenize texts into a directory that `mpitp train` reads ([data] train = "DIR"). Each text is one document and ends in
 the tokenizer's end-of-text token. The directory holds tokens.bin, manifest.json and the tokenizer itself.
@@ -46,7 +52,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line of `mpitp data`."""
-    parser.description = DESCRIPTION
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|show")
     raw = argparse.RawDescriptionHelpFormatter
     prepare = actions.add_parser(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.errors import ConfigError, FileError
+from mpitp.errors import ConfigError, FileError, LaunchError
 from mpitp.files import os_failure, read_json, read_regular
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -114,7 +114,7 @@ def load_image(path: str | Path, how: Preprocessing, channels: int) -> np.ndarra
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ConfigError('images are read by Pillow: pip install "mpitp[vision]"') from error
+        raise LaunchError('images are read by Pillow: pip install "mpitp[vision]"') from error
     if channels not in (1, 3):
         raise ConfigError(f"image files have 1 or 3 channels, the model takes {channels}")
     try:

@@ -23,12 +23,9 @@ MOST_WINDOW = 1024
 MOST_BYTES = 1 << 30  # of a text
 
 _DESCRIPTION = """\
-Measure a model. `perplexity`: how many tokens it hesitates between while it reads a text (the exponential of its mean
-loss), and the bits a byte of the text would take. Rounded weights beside the floats they came from:
+Measure a model. `perplexity`: how many tokens it hesitates between while it reads a text.
 
   mpitp eval perplexity --model models/smollm2 held-out.txt
-  mpitp eval perplexity --model models/smollm2-int8 held-out.txt
-  mpitp launch -n 3 -- eval perplexity --model models/smollm2 held-out.txt --json
 
 `pairs`, `labels`, `words`, `masked`, `images`: what models that don't continue text have learnt to do, on data that
 they haven't seen: the part of right answers, and the mean loss.
@@ -39,7 +36,16 @@ they haven't seen: the part of right answers, and the mean loss.
   mpitp eval masked --model models/rxnfp data/valid
   mpitp eval images --model runs/digits/model test/"""
 
+_PERPLEXITY = """\
+How many tokens a model hesitates between while it reads a text (the exponential of its mean loss), and the bits that a
+byte of the text would take."""
+
 _WINDOWS = """\
+examples: rounded weights beside the floats they came from
+  mpitp eval perplexity --model models/smollm2 held-out.txt
+  mpitp eval perplexity --model models/smollm2-int8 held-out.txt
+  mpitp launch -n 3 -- eval perplexity --model models/smollm2 held-out.txt --json
+
 A text longer than --seq-len is read in windows --stride apart; each scores what the ones before it haven't. With a
 stride below the length, what is scored has at least length - stride tokens of context, and it takes longer."""
 
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mpitp eval`."""
     parser.description = _DESCRIPTION
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    ppl = kinds.add_parser("perplexity", help="of a model on a text", epilog=_WINDOWS)
+    ppl = kinds.add_parser("perplexity", help="of a model on a text", description=_PERPLEXITY, epilog=_WINDOWS)
     ppl.formatter_class = parser.formatter_class
     ppl.add_argument("text", type=input_path, metavar="TEXT", help="a UTF-8 text")
     ppl.add_argument("--model", required=True, type=path_option, metavar="DIR", help="Hugging Face directory")

@@ -28,41 +28,75 @@ MOST_TOKENS = 512  # of a text, where nothing is said and the model has more
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of evaluation. `task`: of a run file; `of`: the models that it is for; `head`: what they must have."""
+    """A kind of evaluation. `task`: of a run file; `of`: the models that it is for; `head`: what they must have;
+    `scores`: what is told; `example`: a call of it.
+    """
 
     task: str
     help: str
     data: str
     of: str
-    head: str = ""
+    head: str
+    scores: str
+    example: str
 
 
 KINDS = {
     "pairs": Kind(
-        "translation", "of an encoder-decoder on pairs", "source TAB target, or JSON lines", "an encoder with a decoder"
+        task="translation",
+        help="of an encoder-decoder on pairs",
+        data="source TAB target, or JSON lines",
+        of="an encoder with a decoder",
+        head="",
+        scores="the part of right tokens of the targets, and of targets that are right from beginning to end",
+        example="--model runs/translation/model held-out.tsv",
     ),
     "labels": Kind(
-        "classification", "of a classifier on labelled texts", "label TAB text, or JSON lines", "an encoder",
-        "classification",
+        task="classification",
+        help="of a classifier on labelled texts",
+        data="label TAB text, or JSON lines",
+        of="an encoder",
+        head="classification",
+        scores="the part of texts whose class is right",
+        example="--model runs/sentiment/model held-out.tsv",
     ),
     "words": Kind(
-        "token-classification", "of a classifier of words on tagged text", "CoNLL's columns", "an encoder", "tokens"
+        task="token-classification",
+        help="of a classifier of words on tagged text",
+        data="CoNLL's columns",
+        of="an encoder",
+        head="tokens",
+        scores="the part of words whose label is right, and the F1 of the spans that labels make",
+        example="--model runs/names/model held-out.conll",
     ),
     "masked": Kind(
-        "masked", "of a masked language model on prepared text", "made by mpitp data prepare", "an encoder", "masked"
+        task="masked",
+        help="of a masked language model on prepared text",
+        data="made by mpitp data prepare",
+        of="an encoder",
+        head="masked",
+        scores="the part of hidden tokens that are told right",
+        example="--model models/rxnfp data/valid",
     ),
     "images": Kind(
-        "image", "of a vision transformer on images", "a folder, .npz or IDX file", "a vision transformer",
-        "classification",
+        task="image",
+        help="of a vision transformer on images",
+        data="a folder, .npz or IDX file",
+        of="a vision transformer",
+        head="classification",
+        scores="the part of images whose class is right",
+        example="--model runs/digits/model test/",
     ),
-}  # fmt: skip
+}
 
 
 def add_kinds(kinds: Any, formatter: Any) -> None:
     """The parsers of all of them."""
     for name, kind in KINDS.items():
-        parser = kinds.add_parser(name, help=kind.help)
-        parser.formatter_class = formatter
+        parser = kinds.add_parser(name, help=kind.help, formatter_class=formatter)
+        parser.description = f"Measure {kind.of} on data that it hasn't seen:\n{kind.scores}; and the mean loss."
+        calls = (f"mpitp eval {name} {kind.example}", f"mpitp launch -n 2 -- eval {name} {kind.example} --json")
+        parser.epilog = "examples:\n  " + "\n  ".join(calls)
         parser.add_argument("data", type=input_path, metavar="DATA", help=kind.data)
         parser.add_argument("--model", required=True, type=path_option, metavar="DIR", help="Hugging Face directory")
         if name != "images":
