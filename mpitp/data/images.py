@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitp.data.line_file import class_of
 from mpitp.errors import ConfigError, FileError, LaunchError
 from mpitp.files import os_failure, read_json, read_regular
 
@@ -175,11 +176,8 @@ class ImageSet:
 
     def targets(self, classes: Sequence[str]) -> list[int]:
         """The class of each image. Raises FileError for a label that is none of them."""
-        number_of = {name: i for i, name in enumerate(classes)}
-        for label in self.labels:
-            if label not in number_of:
-                raise FileError(f"{self.path}: label {label!r:.60} is none of the {len(classes)} classes")
-        return [number_of[label] for label in self.labels]
+        numbers = {name: i for i, name in enumerate(classes)}
+        return [class_of(label, numbers, self.path) for label in self.labels]
 
     def load(self, places: Sequence[int], how: Preprocessing, channels: int) -> np.ndarray:
         """The images at these places, preprocessed: [b, c, h, w] float32."""

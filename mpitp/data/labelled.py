@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitp.data.line_file import class_of, json_line, read_line_file
 from mpitp.errors import FileError
-from mpitp.files import os_failure, read_regular
-from mpitp.text import decode_text, lines_of
-
-MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +26,19 @@ class LabelledTexts:
 
     def targets(self, classes: Sequence[str]) -> list[int]:
         """The class of each text. Raises FileError for a label that is none of them."""
-        number_of = {name: i for i, name in enumerate(classes)}
-        for label, line in zip(self.labels, self.numbers, strict=True):
-            if label not in number_of:
-                raise FileError(
-                    f"{self.path}, line {line}: label {label!r:.60} is none of the {len(classes)} classes "
-                    f"({', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''})"
-                )
-        return [number_of[label] for label in self.labels]
+        numbers = {name: i for i, name in enumerate(classes)}
+        places = zip(self.labels, self.numbers, strict=True)
+        return [class_of(label, numbers, f"{self.path}, line {line}") for label, line in places]
 
 
 def read_labelled(path: str | Path) -> LabelledTexts:
     """Read labelled texts, empty lines passed over. Raises FileError for what is malformed, with its line."""
-    try:
-        content = read_regular(path, MOST_BYTES)
-    except OSError as error:
-        raise os_failure("read", path, error) from error
-    found: list[tuple[str, str, int]] = []
-    for number, line in enumerate(lines_of(decode_text(content, path)), start=1):
-        if line.strip():
-            label, text = _of_line(line, f"{path}, line {number}")
-            found.append((label, text, number))
+    file = read_line_file(path)
+    found = [(*_of_line(line, file.place(number)), number) for number, line in file.filled()]
     if not found:
         raise FileError(f"{path} holds no labelled text; expected one a line: label TAB text, or a JSON object")
     labels, texts, numbers = zip(*found, strict=True)
-    return LabelledTexts(str(path), labels, texts, numbers, hashlib.sha256(content).hexdigest())
+    return LabelledTexts(file.path, labels, texts, numbers, file.sha256)
 
 
 def _of_line(line: str, where: str) -> tuple[str, str]:
@@ -75,10 +58,7 @@ def _of_words(line: str, where: str) -> tuple[str, str]:
 
 
 def _of_json(line: str, where: str) -> tuple[str, str]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{where} is not JSON: {error}") from error
+    value = json_line(line, where)
     label, text = value.get("label"), value.get("text")
     if isinstance(label, int) and not isinstance(label, bool):
         label = str(label)

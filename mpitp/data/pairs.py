@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitp.data.line_file import json_line, read_line_file
 from mpitp.errors import FileError
-from mpitp.files import os_failure, read_regular
-from mpitp.text import decode_text, lines_of
-
-MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +21,12 @@ class Pairs:
 
 def read_pairs(path: str | Path) -> Pairs:
     """Read pairs, empty lines passed over. Raises FileError for what is malformed, with its line."""
-    try:
-        content = read_regular(path, MOST_BYTES)
-    except OSError as error:
-        raise os_failure("read", path, error) from error
-    found: list[tuple[str, str]] = []
-    for number, line in enumerate(lines_of(decode_text(content, path)), start=1):
-        if line.strip():
-            found.append(_of_line(line, f"{path}, line {number}"))
+    file = read_line_file(path)
+    found = [_of_line(line, file.place(number)) for number, line in file.filled()]
     if not found:
         raise FileError(f"{path} holds no pairs; expected one a line: source TAB target, or a JSON object")
     sources, targets = zip(*found, strict=True)
-    return Pairs(str(path), sources, targets, hashlib.sha256(content).hexdigest())
+    return Pairs(file.path, sources, targets, file.sha256)
 
 
 def _of_line(line: str, where: str) -> tuple[str, str]:
@@ -58,10 +47,7 @@ def _of_words(line: str, where: str) -> tuple[str, str]:
 
 
 def _of_json(line: str, where: str) -> tuple[str, str]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{where} is not JSON: {error}") from error
+    value = json_line(line, where)
     source, target = value.get("source"), value.get("target")
     if not isinstance(source, str) or not isinstance(target, str):
         raise FileError(f'{where}: expected a JSON object with "source" and "target", both texts')

@@ -9,16 +9,13 @@ aren't looked at. Lines that begin with -DOCSTART- are passed over.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitp.data.line_file import class_of, read_line_file
 from mpitp.errors import FileError
-from mpitp.files import os_failure, read_regular
-from mpitp.text import decode_text, lines_of
 
-MOST_BYTES = 1 << 32
 DOCUMENT = "-DOCSTART-"
 
 
@@ -45,28 +42,21 @@ class TaggedTexts:
 
     def targets(self, classes: Sequence[str]) -> list[list[int]]:
         """The class of each word. Raises FileError for a label that is none of them."""
-        number_of = {name: i for i, name in enumerate(classes)}
-        for sentence in self.sentences:
-            for place, label in enumerate(sentence.labels):
-                if label not in number_of:
-                    raise FileError(
-                        f"{self.path}, line {sentence.line + place}: label {label!r:.60} is none of the {len(classes)} "
-                        f"classes ({', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''})"
-                    )
-        return [[number_of[label] for label in sentence.labels] for sentence in self.sentences]
+        numbers = {name: i for i, name in enumerate(classes)}
+        return [
+            [class_of(label, numbers, f"{self.path}, line {line}") for line, label in enumerate(each.labels, each.line)]
+            for each in self.sentences
+        ]
 
 
 def read_tagged(path: str | Path) -> TaggedTexts:
     """Read sentences with labels. Raises FileError for what is malformed, with its line."""
-    try:
-        content = read_regular(path, MOST_BYTES)
-    except OSError as error:
-        raise os_failure("read", path, error) from error
+    file = read_line_file(path)
     sentences: list[Sentence] = []
     words: list[tuple[str, str]] = []
-    for number, line in enumerate([*lines_of(decode_text(content, path)), ""], start=1):
+    for number, line in enumerate([*file.lines, ""], start=1):
         if line.strip() and not line.startswith(DOCUMENT):
-            words.append(_of_line(line, f"{path}, line {number}"))
+            words.append(_of_line(line, file.place(number)))
         elif words:
             found, labels = zip(*words, strict=True)
             sentences.append(Sentence(found, labels, number - len(words)))
@@ -75,7 +65,7 @@ def read_tagged(path: str | Path) -> TaggedTexts:
         raise FileError(
             f"{path} holds no sentence; expected a word a line, WORD TAB LABEL, and an empty line between sentences"
         )
-    return TaggedTexts(str(path), tuple(sentences), hashlib.sha256(content).hexdigest())
+    return TaggedTexts(file.path, tuple(sentences), file.sha256)
 
 
 def _of_line(line: str, where: str) -> tuple[str, str]:

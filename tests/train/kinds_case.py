@@ -15,7 +15,7 @@ from mpitp.cli import main
 from mpitp.config import RunConfig, run_config_from
 from mpitp.data.tokenizer import byte_tokenizer
 from tests.train.layouts import COMMON, STEPS, Arrays, compare, found_in, new_folder, scratch
-from tests.train.run_case import run
+from tests.train.run_case import changed, run
 
 Changes = Mapping[str, Any]
 
@@ -86,10 +86,8 @@ def settings_of(model: str, changes: Changes, mesh: Changes, run_dir: Path | Non
         "mesh": dict(mesh),
         "checkpoint": {},
     }
-    for key, value in {**COMMON, "train_global_batch_size": 4, "train_eval_every": STEPS, **changes}.items():
-        section, _, key = key.partition("_")
-        raw[section][key] = value
-    return run_config_from(raw)
+    changes = {**COMMON, "train_global_batch_size": 4, "train_eval_every": STEPS, **changes}
+    return run_config_from(changed(raw, changes))
 
 
 @cache
@@ -117,7 +115,13 @@ def _word(rng: np.random.Generator) -> str:
 
 
 def _prepared(folder: Path) -> dict[str, Any]:
-    """Text for a tokenizer with a mask token."""
+    data = prepare_for_masking(folder, "abcabdabe" * 60)
+    paths = {part: str(data / part) for part in ("train", "valid")}
+    return {**paths, "valid_sequences": 3, "seq_len": 9}
+
+
+def prepare_for_masking(folder: Path, text: str) -> Path:
+    """Prepared data of a text, for a byte tokenizer with a mask token."""
     files = byte_tokenizer().files
     backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     backend.add_special_tokens(["[MASK]"])
@@ -125,8 +129,7 @@ def _prepared(folder: Path) -> dict[str, Any]:
     (folder / "tokenizer" / "tokenizer.json").write_text(backend.to_str())
     named = json.loads(files["tokenizer_config.json"]) | {"mask_token": "[MASK]"}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(named))
-    (folder / "text").write_text("abcabdabe" * 60)
+    (folder / "text").write_text(text)
     words = ["data", "prepare", str(folder / "text"), "--tokenizer", str(folder / "tokenizer")]
     assert main([*words, "--out", str(folder / "data"), "--valid-fraction", "0.1"]) == 0
-    paths = {part: str(folder / "data" / part) for part in ("train", "valid")}
-    return {**paths, "valid_sequences": 3, "seq_len": 9}
+    return folder / "data"

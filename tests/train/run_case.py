@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpitp.backend.device import CpuDevice
 from mpitp.cli import main
 from mpitp.comm import Group, run_threads
@@ -36,6 +38,12 @@ def tables(data: Path, run: Path, **changes: Any) -> dict[str, Any]:
         "optim": {"lr": 1e-2, "warmup_steps": 3},
         "checkpoint": {"every": 5, "keep": 3},
     }
+    return changed(result, changes)
+
+
+def changed(tables: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables of a run file with other keys: {"train_steps": 5}; None leaves one out."""
+    result = {section: dict(keys) for section, keys in tables.items()}
     for name, value in changes.items():
         section, _, key = name.partition("_")
         result.setdefault(section, {})[key] = value
@@ -72,6 +80,13 @@ def losses(run_dir: Path) -> list[tuple[Any, ...]]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     timeless = ("seconds", "tokens_per_second")
     return [tuple((key, value) for key, value in line.items() if key not in timeless) for line in lines]
+
+
+def numbers(run_dir: Path, *held_out: str) -> np.ndarray:
+    """Losses, gradient norms, and what was held out last."""
+    lines = [dict(line) for line in losses(run_dir)]
+    last = [lines[-1][key] for key in held_out]
+    return np.array([line["loss"] for line in lines] + [line["grad_norm"] for line in lines] + last)
 
 
 def files(directory: Path, leave_out: Sequence[str] = ()) -> dict[str, bytes]:

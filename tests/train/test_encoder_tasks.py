@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 
 from mpitp.checkpoint.encoder import load_encoder_config
-from mpitp.cli import main
 from mpitp.config import RunConfig, run_config_from
 from mpitp.data.labelled import read_labelled
 from mpitp.data.masking import Masking
-from mpitp.data.tokenizer import byte_tokenizer
 from mpitp.errors import ConfigError, FileError, MpitpError
 from tests.models.encoder_files import TINY_BERT, make_encoder
-from tests.train.run_case import losses, run
+from tests.train.kinds_case import prepare_for_masking
+from tests.train.run_case import changed, losses, numbers, run
 
 MODEL = {key: value for key, value in TINY_BERT.items() if key not in ("vocab_size", "architectures")}
 GOOD, BAD = ("good", "great", "fine"), ("bad", "awful", "poor")
@@ -42,16 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "train.tsv").write_text(labelled(60, 1))
     (folder / "valid.tsv").write_text(labelled(21, 2))
-    (folder / "tokenizer").mkdir()
-    files = byte_tokenizer().files
-    backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    backend.add_special_tokens(["[MASK]"])
-    (folder / "tokenizer" / "tokenizer.json").write_text(backend.to_str())
-    config = json.loads(files["tokenizer_config.json"]) | {"mask_token": "[MASK]"}
-    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "text").write_text("abcabcabc" * 100)
-    words = ["data", "prepare", str(folder / "text"), "--tokenizer", str(folder / "tokenizer")]
-    assert main([*words, "--out", str(folder / "data"), "--valid-fraction", "0.1"]) == 0
+    prepare_for_masking(folder, "abcabcabc" * 100)
     make_encoder(folder / "bert")
     return folder
 
@@ -72,23 +61,16 @@ def settings(folder: Path, kind: str, name: str, **changes: Any) -> RunConfig:
         "optim": {"lr": 1e-2, "schedule": "constant"},
         "checkpoint": {"every": 2},
     }
-    for key, value in changes.items():
-        section, _, key = key.partition("_")
-        tables.setdefault(section, {})[key] = value
-    return run_config_from(tables)
+    return run_config_from(changed(tables, changes))
 
 
-def numbers(run_dir: Path) -> np.ndarray:
-    """Losses, gradient norms, and what was held out last."""
-    lines = [dict(line) for line in losses(run_dir)]
-    last = [lines[-1]["valid_loss"], lines[-1]["valid_accuracy"]]
-    return np.array([line["loss"] for line in lines] + [line["grad_norm"] for line in lines] + last)
+HELD_OUT = ("valid_loss", "valid_accuracy")
 
 
 @cache
 def one_rank(folder: Path, kind: str) -> np.ndarray:
     run(1, settings(folder, kind, f"{kind}-one"))
-    return numbers(folder / f"{kind}-one")
+    return numbers(folder / f"{kind}-one", *HELD_OUT)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +82,7 @@ def one_rank(folder: Path, kind: str) -> np.ndarray:
 def test_every_layout_gives_the_same_numbers(folder: Path, kind: str, ranks: int, changes: dict[str, Any]) -> None:
     name = f"{kind}-{ranks}-{len(changes)}{next(iter(changes), '')}"
     run(ranks, settings(folder, kind, name, **changes))
-    np.testing.assert_allclose(numbers(folder / name), one_rank(folder, kind), rtol=ALIKE, atol=ALIKE)
+    np.testing.assert_allclose(numbers(folder / name, *HELD_OUT), one_rank(folder, kind), rtol=ALIKE, atol=ALIKE)
 
 
 @pytest.mark.parametrize("kind", ["classification", "masked"])

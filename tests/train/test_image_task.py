@@ -16,7 +16,7 @@ from mpitp.config import RunConfig, run_config_from
 from mpitp.data.images import PREPROCESSOR, Preprocessing, load_image, open_images, preprocessing_of, unfold
 from mpitp.errors import FileError, MpitpError
 from tests.command_on_threads import command_on_threads
-from tests.train.run_case import losses, run
+from tests.train.run_case import changed, losses, run
 
 SIDE = 8
 MODEL = {
@@ -67,10 +67,7 @@ def settings(folder: Path, name: str, train: str = "train.npz", valid: str = "va
         "optim": {"lr": 1e-2, "schedule": "constant"},
         "checkpoint": {"every": 2},
     }
-    for key, value in changes.items():
-        section, _, key = key.partition("_")
-        tables.setdefault(section, {})[key] = value
-    return run_config_from(tables)
+    return run_config_from(changed(tables, changes))
 
 
 def numbers(run_dir: Path) -> list[float]:

@@ -17,7 +17,7 @@ from mpitp.data.pairs import read_pairs
 from mpitp.errors import ConfigError, FileError
 from mpitp.train.run import RunResult
 from tests.command_on_threads import command_on_threads
-from tests.train.run_case import losses, run
+from tests.train.run_case import changed, numbers, run
 
 T5 = {
     **{"model_type": "t5", "d_model": 12, "d_kv": 4, "num_heads": 3, "d_ff": 10, "num_layers": 2},
@@ -57,23 +57,16 @@ def settings(folder: Path, model: str, name: str, **changes: Any) -> RunConfig:
         "optim": {"lr": 1e-2, "schedule": "constant"},
         "checkpoint": {"every": 2},
     }
-    for key, value in changes.items():
-        section, _, key = key.partition("_")
-        tables.setdefault(section, {})[key] = value
-    return run_config_from(tables)
+    return run_config_from(changed(tables, changes))
 
 
-def numbers(run_dir: Path) -> np.ndarray:
-    """Losses, gradient norms, and what was held out last."""
-    lines = [dict(line) for line in losses(run_dir)]
-    last = [lines[-1][key] for key in ("valid_loss", "valid_accuracy", "valid_exact")]
-    return np.array([line["loss"] for line in lines] + [line["grad_norm"] for line in lines] + last)
+HELD_OUT = ("valid_loss", "valid_accuracy", "valid_exact")
 
 
 @cache
 def one_rank(folder: Path, model: str) -> np.ndarray:
     run(1, settings(folder, model, f"{model}-one"))
-    return numbers(folder / f"{model}-one")
+    return numbers(folder / f"{model}-one", *HELD_OUT)
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -94,14 +87,14 @@ def test_every_layout_gives_the_same_numbers(folder: Path, model: str, layout: s
     ranks, changes = LAYOUTS[layout]
     name = f"{model}-{layout}"
     run(ranks, settings(folder, model, name, **changes))
-    np.testing.assert_allclose(numbers(folder / name), one_rank(folder, model), rtol=ALIKE, atol=ALIKE)
+    np.testing.assert_allclose(numbers(folder / name, *HELD_OUT), one_rank(folder, model), rtol=ALIKE, atol=ALIKE)
 
 
 def test_a_run_that_was_cut_goes_on_to_the_same_numbers(folder: Path) -> None:
     expected, name = one_rank(folder, "t5"), "t5-cut"
     run(1, settings(folder, "t5", name, train_steps=2))
     run(3, settings(folder, "t5", name), resume="auto")
-    np.testing.assert_allclose(numbers(folder / name), expected, rtol=ALIKE, atol=ALIKE)
+    np.testing.assert_allclose(numbers(folder / name, *HELD_OUT), expected, rtol=ALIKE, atol=ALIKE)
 
 
 @pytest.fixture(scope="module")
