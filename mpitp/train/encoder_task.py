@@ -20,7 +20,6 @@ from mpitp.data.masking import Masking
 from mpitp.data.sampler import windows_of
 from mpitp.data.tokenizer import Tokenizer, check_fits, check_rows, load_tokenizer, tokenizer_from
 from mpitp.errors import ConfigError
-from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 from mpitp.models.batch import Batch
@@ -30,6 +29,7 @@ from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import Measure
 from mpitp.models.vision_config import VisionConfig
 from mpitp.train.deal import Deal
+from mpitp.train.named_model import classes_of, named_config
 from mpitp.train.setup import (
     RunData,
     check_texts,
@@ -112,7 +112,7 @@ class ClassificationTask(EncoderTask):
         self.valid = None if data.valid is None else read_labelled(data.valid)
         self.tokenizer = tokenizer_of(config)
         base = base_config(config, self.tokenizer)
-        classes = _classes(base, self.texts)
+        classes = classes_of(base, CLASSIFICATION, self.texts)
         self.model_config = with_dropouts(config, base.with_head(CLASSIFICATION, classes))
         check_positions(config, self.model_config)
         self.targets = self.texts.targets(classes)
@@ -210,17 +210,8 @@ def right_choices(model: LayeredModel, logits: Array, batch: Batch) -> tuple[flo
 
 def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderConfig:
     """The encoder that the run file names, whatever head is on it."""
-    section = config.model
-    if section.from_ is not None:
-        base = load_encoder_config(section.from_)
-    elif section.config is not None:
-        path = Path(section.config)
-        base = encoder_config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
-    else:
-        try:
-            base = encoder_config_from_hf({"vocab_size": tokenizer.vocab_size, **section.fields}, own=section.fields)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
+    known = {"vocab_size": tokenizer.vocab_size}
+    base = named_config(config.model, load_encoder_config, encoder_config_from_hf, known)
     check_fits(tokenizer, base.vocab_size, model_name(config))
     return base
 
@@ -253,16 +244,6 @@ def texts_batch(
 def encode(tokenizer: Tokenizer, texts: LabelledTexts, most: int) -> list[list[int]]:
     """Token ids of the texts, cut to `most`."""
     return [tokenizer.shortened(ids, most) for ids in tokenizer.encode_all(texts.texts)]
-
-
-def _classes(base: EncoderConfig, texts: LabelledTexts) -> tuple[str, ...]:
-    """The model's own classes where it is a classifier with names for them; else the labels of the training file."""
-    if base.head == CLASSIFICATION and not all(name.startswith("LABEL_") for name in base.labels):
-        return base.labels
-    classes = texts.classes()
-    if len(classes) < 2:
-        raise ConfigError(f"{texts.path} has the one label {classes[0]!r:.60}: there is nothing to choose from")
-    return classes
 
 
 def tokenizer_of(config: RunConfig) -> Tokenizer:

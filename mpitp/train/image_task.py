@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from mpitp.config import RunConfig
 from mpitp.data.images import PREPROCESSOR, ImageSet, Preprocessing, open_images, preprocessing_of, unfold
 from mpitp.data.sampler import windows_of
 from mpitp.errors import ConfigError
-from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 from mpitp.models.batch import Batch
@@ -22,6 +20,7 @@ from mpitp.models.encoder_config import CLASSIFICATION
 from mpitp.models.vision_config import VisionConfig, vision_config_from_hf
 from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import EncoderTask
+from mpitp.train.named_model import classes_of, named_config
 
 
 class ImageTask(EncoderTask):
@@ -35,7 +34,7 @@ class ImageTask(EncoderTask):
         self.images = open_images(config.data.train, base.channels)
         self.valid = None if config.data.valid is None else open_images(config.data.valid, base.channels)
         self.how = preprocessing(config, base)
-        classes = _classes(base, self.images)
+        classes = classes_of(base, CLASSIFICATION, self.images)
         self.model_config = base.with_head(CLASSIFICATION, classes)
         self.targets = self.images.targets(classes)
         self.valid_targets = [] if self.valid is None else self.valid.targets(classes)
@@ -79,16 +78,7 @@ class ImageTask(EncoderTask):
 
 def base_config(config: RunConfig) -> VisionConfig:
     """The vision transformer that the run file names, whatever head is on it."""
-    section = config.model
-    if section.from_ is not None:
-        return load_vision_config(section.from_)
-    if section.config is not None:
-        path = Path(section.config)
-        return vision_config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
-    try:
-        return vision_config_from_hf(section.fields, own=section.fields)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
+    return named_config(config.model, load_vision_config, vision_config_from_hf)
 
 
 def preprocessing(config: RunConfig, model: VisionConfig) -> Preprocessing:
@@ -100,16 +90,6 @@ def preprocessing(config: RunConfig, model: VisionConfig) -> Preprocessing:
     if how.size not in (None, (size, size)):
         raise ConfigError(f"{directory}: {PREPROCESSOR} makes images of {how.size}, the model takes {size} x {size}")
     return how
-
-
-def _classes(base: VisionConfig, images: ImageSet) -> tuple[str, ...]:
-    """The model's own classes where it has names for them; else the labels of the images."""
-    if base.head == CLASSIFICATION and not all(name.startswith("LABEL_") for name in base.labels):
-        return base.labels
-    classes = images.classes()
-    if len(classes) < 2:
-        raise ConfigError(f"{images.path} has the one class {classes[0]!r:.60}: there is nothing to choose from")
-    return classes
 
 
 def _check_size(images: ImageSet, model: VisionConfig) -> None:

@@ -25,7 +25,6 @@ from mpitp.data.pairs import Pairs, read_pairs
 from mpitp.data.sampler import windows_of
 from mpitp.data.tokenizer import Tokenizer, check_fits, check_rows
 from mpitp.errors import ConfigError
-from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.rows import Rows
 from mpitp.models.batch import Batch
@@ -35,6 +34,7 @@ from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import Measure
 from mpitp.train.deal import Deal
 from mpitp.train.encoder_task import tokenizer_of
+from mpitp.train.named_model import named_config
 from mpitp.train.setup import model_name, num_microbatches, run_cutting
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement, Task
@@ -157,18 +157,8 @@ def encode(tokenizer: Tokenizer, pairs: Pairs, most: int, model: EncoderDecoderC
 
 def base_config(config: RunConfig, tokenizer: Tokenizer) -> EncoderDecoderConfig:
     """The model that the run file names."""
-    section = config.model
-    if section.from_ is not None:
-        base = load_encoder_decoder_config(section.from_)
-    elif section.config is not None:
-        path = Path(section.config)
-        base = encoder_decoder_config_from_hf(read_json(path / "config.json" if path.is_dir() else path))
-    else:
-        known = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id}
-        try:
-            base = encoder_decoder_config_from_hf({**known, **section.fields}, own=section.fields)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
+    known = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id}
+    base = named_config(config.model, load_encoder_decoder_config, encoder_decoder_config_from_hf, known)
     check_fits(tokenizer, base.vocab_size, model_name(config))
     if not base.eos_ids:
         raise ConfigError("the model has no end of text (eos_token_id), so that a target would never end; name one")

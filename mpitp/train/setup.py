@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from mpitp.data.sampler import Sampler
 from mpitp.data.token_file import TokenFile
 from mpitp.data.tokenizer import OWN_FIELDS, Tokenizer, without_row
 from mpitp.errors import ConfigError
-from mpitp.files import read_json
 from mpitp.layers.passes import DropoutState
 from mpitp.layers.site import Site, choose_blocks, make_site
 from mpitp.models.any_config import AnyConfig
@@ -35,6 +34,7 @@ from mpitp.optim.dealt_weights import WithDealtWeights
 from mpitp.optim.reduction import Reduction, make_reduction
 from mpitp.optim.schedule import Schedule
 from mpitp.train.deal import ALONE, Deal
+from mpitp.train.named_model import named_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,8 @@ def model_config(config: RunConfig, data: RunData | None) -> DecoderConfig:
 
     `data` None: the text isn't there yet; what it decides must be told, and isn't checked.
     """
-    section = config.model
-    if section.from_ is not None:
-        decoder = load_config(section.from_)
-    elif section.config is not None:
-        decoder = _config_from_file(Path(section.config))
-    else:
-        decoder = _config_from_fields(section.fields, data)
-    decoder = dataclasses.replace(decoder, dropouts=dropouts_of(decoder.dropouts, section.dropout))
+    decoder = named_config(config.model, load_config, config_from_hf, _known_fields(data))
+    decoder = dataclasses.replace(decoder, dropouts=dropouts_of(decoder.dropouts, config.model.dropout))
     if decoder.grouping is not None:
         raise ConfigError(
             f"the model's weights are rounded to {decoder.grouping.bits} bits: they can't be trained; "
@@ -258,33 +252,15 @@ def schedule(config: RunConfig) -> Schedule:
     return Schedule(optim.lr, config.train.steps, optim.warmup_steps, optim.schedule, optim.min_lr)
 
 
-def _config_from_file(path: Path) -> DecoderConfig:
-    path = path / "config.json" if path.is_dir() else path
-    raw = read_json(path)
-    try:
-        return config_from_hf(raw)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("config.json", str(path), 1)) from error
-
-
-def _config_from_fields(fields: Mapping[str, Any], data: RunData | None) -> DecoderConfig:
-    """The config of the run file's own fields; errors speak of the run file's section."""
-    try:
-        return config_from_hf(_with_defaults(fields, data), own=fields)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("config.json:", "[model] of the run file:")) from error
-
-
-def _with_defaults(fields: Mapping[str, Any], data: RunData | None) -> dict[str, Any]:
-    """The run file's fields, with what the tokenizer knows: vocabulary size and special tokens."""
+def _known_fields(data: RunData | None) -> dict[str, Any]:
+    """What the tokenizer knows of a model: vocabulary size and special tokens."""
     if data is None:
-        return dict(fields)
-    known = {
+        return {}
+    return {
         "vocab_size": data.vocab_size,
         "bos_token_id": data.tokenizer.bos_id,
         "eos_token_id": data.tokenizer.eos_id,
     }
-    return known | dict(fields)
 
 
 def dropouts_of(model: Dropouts, section: DropoutSection) -> Dropouts:

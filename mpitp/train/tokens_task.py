@@ -34,6 +34,7 @@ from mpitp.train.encoder_task import (
     tokenizer_of,
     with_dropouts,
 )
+from mpitp.train.named_model import classes_of
 from mpitp.train.setup import model_name
 from mpitp.train.step import TrainStep
 from mpitp.train.task import Judgement
@@ -58,7 +59,7 @@ class TokensTask(EncoderTask):
         self.valid = None if data.valid is None else read_tagged(data.valid)
         self.tokenizer = tokenizer_of(config)
         base = base_config(config, self.tokenizer)
-        self.classes = _classes(base, self.texts)
+        self.classes = classes_of(base, TOKENS, self.texts)
         self.model_config = with_dropouts(config, base.with_head(TOKENS, self.classes))
         check_positions(config, self.model_config)
         self.targets = self.texts.targets(self.classes)
@@ -143,13 +144,3 @@ def _batch(
     tokens = np.concatenate([np.asarray(each.ids, np.int64) for each in words])
     spread = [each.spread(own, NO_TARGET) for each, own in zip(words, targets, strict=True)]
     return Batch(tokens, rows, np.concatenate(spread), dropout)
-
-
-def _classes(base: EncoderConfig, texts: TaggedTexts) -> tuple[str, ...]:
-    """The model's own classes where it has names for those of words; else the labels of the training file."""
-    if base.head == TOKENS and not all(name.startswith("LABEL_") for name in base.labels):
-        return base.labels
-    classes = texts.classes()
-    if len(classes) < 2:
-        raise ConfigError(f"{texts.path} has the one label {classes[0]!r:.60}: there is nothing to choose from")
-    return classes
