@@ -10,14 +10,11 @@ held-out images is below 0.95, or where 1 and 3 ranks differ: in the invariant m
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from on_ranks import train_on_ranks
 
 LEAST = 0.95
 RUN = """
@@ -33,15 +30,15 @@ num_channels = 1
 [task]
 kind = "image"
 [data]
-train = "{folder}/train.npz"
-valid = "{folder}/valid.npz"
+train = "FOLDER/train.npz"
+valid = "FOLDER/valid.npz"
 [train]
 steps = 500
 global_batch_size = 32
 micro_batch_size = 32
 log_every = 100
 invariant = true
-run_dir = "{folder}/run{ranks}"
+run_dir = "FOLDER/runRANKS"
 [optim]
 lr = 3e-3
 warmup_steps = 30
@@ -59,24 +56,5 @@ def write_data(folder: Path) -> None:
         np.savez(folder / f"{name}.npz", images=pixels[chosen], labels=digits.target[chosen])
 
 
-def accuracy(folder: Path, ranks: int) -> float:
-    """Train on so many ranks; the held-out accuracy that the run reports."""
-    (folder / f"run{ranks}.toml").write_text(RUN.format(folder=folder, ranks=ranks))
-    words = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    command = [sys.executable, "-m", "mpitp", *words, "train", str(folder / f"run{ranks}.toml")]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-    lines = (folder / f"run{ranks}" / "metrics.jsonl").read_text().splitlines()
-    return float(json.loads(lines[-1])["valid_accuracy"])
-
-
-def main() -> int:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_data(folder)
-        found = {ranks: accuracy(folder, ranks) for ranks in (1, 3)}
-    print(", ".join(f"{ranks} rank{'s' * (ranks > 1)}: accuracy {value:.4f}" for ranks, value in found.items()))
-    return 0 if min(found.values()) >= LEAST and found[1] == found[3] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(train_on_ranks(RUN, write_data, "accuracy", LEAST))

@@ -10,15 +10,12 @@ from beginning to end, or where 1 and 3 ranks differ: in the invariant mode they
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from on_ranks import train_on_ranks
 
 LEAST = 0.95
 RUN = """
@@ -47,7 +44,7 @@ global_batch_size = 64
 micro_batch_size = 64
 log_every = 50
 invariant = true
-run_dir = "FOLDER/run"
+run_dir = "FOLDER/runRANKS"
 [optim]
 lr = 1e-2
 warmup_steps = 20
@@ -64,25 +61,5 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.tsv").write_text("".join(lines))
 
 
-def exact(folder: Path, ranks: int) -> float:
-    """Train on so many ranks; the part of held-out targets that are wholly right, as the run reports it."""
-    run_file = folder / f"run{ranks}.toml"
-    run_file.write_text(RUN.replace("FOLDER/run", f"{folder}/run{ranks}").replace("FOLDER", str(folder)))
-    words = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    command = [sys.executable, "-m", "mpitp", *words, "train", str(run_file)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-    lines = (folder / f"run{ranks}" / "metrics.jsonl").read_text().splitlines()
-    return float(json.loads(lines[-1])["valid_exact"])
-
-
-def main() -> int:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_data(folder)
-        found = {ranks: exact(folder, ranks) for ranks in (1, 3)}
-    print(", ".join(f"{ranks} rank{'s' * (ranks > 1)}: exact {value:.4f}" for ranks, value in found.items()))
-    return 0 if min(found.values()) >= LEAST and found[1] == found[3] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(train_on_ranks(RUN, write_data, "exact", LEAST))
