@@ -70,7 +70,7 @@ def normal_at(index: Array, key: Key, xp: Any) -> Array:
     product: the same bits on any device.
     """
     total = xp.zeros(index.shape, dtype=np.uint64)
-    for word in _words_at(index, key, xp):
+    for word in _words_at(index, key):
         total += (word & np.uint64(0xFFFF)) + (word >> np.uint64(16))
     return (total.astype(np.int64) - NORMAL_MEAN).astype(np.float64) * NORMAL_SCALE
 
@@ -149,10 +149,10 @@ def _feistel(value: np.ndarray, half: int, key: Key, rounds: int = 8) -> np.ndar
 
 def words_at(index: np.ndarray, key: Key) -> tuple[np.ndarray, ...]:
     """Four random uint32 arrays, one number of each for each index (uint64)."""
-    return tuple(word.astype(np.uint32) for word in _words_at(index, key, np))
+    return tuple(word.astype(np.uint32) for word in _words_at(index, key))
 
 
-def _words_at(index: Array, key: Key, xp: Any) -> tuple[Array, ...]:
+def _words_at(index: Array, key: Key) -> tuple[Array, ...]:
     return philox_words((index & LOW, index >> HIGH_SHIFT, np.uint64(0), np.uint64(0)), key)
 
 

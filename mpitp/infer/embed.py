@@ -23,9 +23,7 @@ from mpitp.files import read_json
 from mpitp.models.batch import Batch
 from mpitp.models.encoder import Encoder
 
-POOLS = ("mean", "cls")
 PASS_TOKENS = 2048  # of one pass; measured: activations of a few hundred columns stay in the cache's reach
-MANY_TOKENS = 1 << 20
 
 
 def embed(model: Encoder, texts: Sequence[Sequence[int]], pool: str = "mean", *, normalize: bool = False) -> np.ndarray:

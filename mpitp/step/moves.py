@@ -24,7 +24,6 @@ MESSAGE, EXCHANGE = "message", "exchange"  # what they are to the tour
 _RING, _HEADS = "mpitp.layers.ring_keys:RingKeys.attend", "mpitp.layers.heads_keys:HeadsKeys.attend"
 _STAGES, _BUCKETS = "mpitp.pipeline.runner:PipelineRunner.__call__", "mpitp.optim.reduction:InBuckets.layer_done"
 _BACK_AND_FORTH = "all-to-all forward, all-to-all backward"
-_TIED = f"tag {TIED_TAG}"
 _TOLD = {
     "x": ("x goes on to the next stage", "started, not waited for; dx comes back on this way"),
     "dx": ("dx goes back to the stage before", "on the way on which x came"),
