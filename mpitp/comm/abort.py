@@ -42,9 +42,9 @@ WAIT_FOR_OTHERS_SECONDS = 0.5  # less: when not all fail, rank 0 has ended the j
 MESSAGE_TAKES_SECONDS = 0.3  # to the launcher, which forgets what it has not read when the job is aborted
 ABORT_MAY_TAKE_SECONDS = 5.0
 INTERRUPTED = 130  # as the shell reports a program ended by Ctrl-C
+READER_LEFT = 141  # and one that wrote into a pipe that nobody reads any more, as in `mpitp ... | head`
 OUT_OF_MEMORY = 3  # the sizes asked for are more than this machine has room for
 MOST_LETTERS = 8000  # of a message
-READER_LEFT = 141  # and one that wrote into a pipe that nobody reads any more, as in `mpitp ... | head`
 
 
 def let_every_rank_leave() -> None:
