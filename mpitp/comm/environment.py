@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _slurm(environ: Mapping[str, str]) -> LaunchClaim | None:
         return None
     layout = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     local_size = slurm_tasks_of_node(layout, _number(environ, "SLURM_NODEID") or 0)
-    return claim if local_size is None else _with_local_size(claim, local_size)
+    return claim if local_size is None else replace(claim, local_size=local_size)
 
 
 def slurm_tasks_of_node(layout: str, node: int) -> int | None:
@@ -138,10 +138,6 @@ def _plain_claim(
         local_size=_number(environ, local_size),
         variable=size,
     )
-
-
-def _with_local_size(claim: LaunchClaim, local_size: int) -> LaunchClaim:
-    return LaunchClaim(claim.launcher, claim.size, claim.rank, claim.local_rank, local_size, claim.variable)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -123,6 +123,17 @@ class NodeGroup(ForwardingGroup):
         shape, dtype = x.shape, x.dtype
         return self._ending(memory, number, lambda: self._sum_part(memory, number, shape, dtype, sizes, dim))
 
+    def all_gather(self, x: Array, dim: int = 0) -> Array:
+        return self.start_all_gather(x, dim).wait()
+
+    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
+        if not isinstance(x, np.ndarray) or self.across is not None:
+            return self.inner.start_all_gather(x, dim)
+        return self._gather.start(x, dim)
+
+    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
+        return self.inner.start_all_to_all(blocks, lengths)
+
     def _lay(self, memory: SharedMemory, x: Array) -> tuple[int, bool]:
         """x in the window for all to see, as operand of the next sum: its number, and whether x lay there already."""
         self._count += 1
@@ -250,17 +261,6 @@ class NodeGroup(ForwardingGroup):
             slot_bytes *= 2
         memory = map_shared(self.node, SLOTS, slot_bytes, spin=self._spin)
         return memory if all(self.inner.all_gather_objects(memory is not None)) else None
-
-    def all_gather(self, x: Array, dim: int = 0) -> Array:
-        return self.start_all_gather(x, dim).wait()
-
-    def start_all_to_all(self, blocks: Sequence[Array], lengths: Sequence[int] | None = None) -> Pending:
-        return self.inner.start_all_to_all(blocks, lengths)
-
-    def start_all_gather(self, x: Array, dim: int = 0) -> Pending:
-        if not isinstance(x, np.ndarray) or self.across is not None:
-            return self.inner.start_all_gather(x, dim)
-        return self._gather.start(x, dim)
 
 
 def _shaped(flat: Array, out: Array) -> Array:
