@@ -66,6 +66,7 @@ class Tokenizer:
             self._is_bytes = _is_byte_tokenizer(self._backend, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.own_size = max(own.values(), default=-1) + 1  # without the tokens that were added to it
+        self.added_tokens = {id_: token.content for id_, token in added.items()}
         self.special_tokens = {id_: token.content for id_, token in added.items() if token.special}
         self.bos_id = _special_id(special.get("bos_token"), "bos_token", vocabulary, where)
         self.eos_id = _special_id(special.get("eos_token"), "eos_token", vocabulary, where)
@@ -206,7 +207,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> None:
 
 def byte_tokenizer() -> Tokenizer:
     """The built-in tokenizer: ids 0 to 255 are the bytes of UTF-8, 256 is the end of a text."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=_byte_vocabulary(), merges=[]))
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_letters(), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([BYTE_END_OF_TEXT])
@@ -257,7 +258,7 @@ def without_row(tokenizer: Tokenizer, id_: int, vocab_size: int, where: str) -> 
     )
 
 
-def _byte_vocabulary() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """The characters by which byte-level BPE writes bytes (GPT-2): printable Latin-1 stands for itself, the other bytes
     for the characters from U+0100 on, in order.
     """
@@ -270,7 +271,7 @@ def _is_byte_tokenizer(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, i
     """Whether a tokenizer is the byte tokenizer, which a line of Python does far faster than the library."""
     if backend.normalizer is not None or getattr(backend.pre_tokenizer, "add_prefix_space", True):
         return False
-    if dict(vocabulary) != {**_byte_vocabulary(), BYTE_END_OF_TEXT: 256}:
+    if dict(vocabulary) != {**byte_letters(), BYTE_END_OF_TEXT: 256}:
         return False
     if not isinstance(backend.model, tokenizers.models.BPE) or list(backend.get_added_tokens_decoder()) != [256]:
         return False

@@ -90,10 +90,12 @@ class Drafter(Speculator):
     """Drafts of a second model, which follows all texts: it computes what the first one does, into places of the same
     numbers in a cache of its own. So what is shared, copied and found again of a text holds for both.
 
-    It chooses as the request does, by the same random numbers. A text longer than its `positions` gets no drafts.
+    It chooses as the request does, by the same random numbers. A text longer than its `positions`, or with an id
+    that it has no row for, gets no drafts.
     """
 
     vocab_size: int  # of the first model
+    own_vocab_size: int
     positions: int
 
     def most(self, text: Text, room: int) -> int:
@@ -103,7 +105,7 @@ class Drafter(Speculator):
         found: dict[int, list[int]] = {number: [] for number in counts}
         by_number = {text.number: text for text in texts}
         todo = [self._caught_up(by_number[run.text], run, int(run.text in counts)) for run in runs]
-        todo = [run for run in todo if run.first + len(run.tokens) <= self.positions]
+        todo = [run for run in todo if self._can_read(run)]
         while todo:
             logits = do(todo)
             for run in todo:
@@ -118,6 +120,9 @@ class Drafter(Speculator):
                 if len(found[run.text]) < counts[run.text]
             ]
         return {number: tuple(tokens) for number, tokens in found.items()}
+
+    def _can_read(self, run: TextRun) -> bool:
+        return run.first + len(run.tokens) <= self.positions and max(run.tokens) < self.own_vocab_size
 
     def _caught_up(self, text: Text, run: TextRun, wanted: int) -> TextRun:
         """What the first model computes of a text, and what this one lacks before it."""
@@ -146,4 +151,7 @@ class Speculation:
 
     def speculator(self, vocab_size: int) -> Speculator:
         """For the engine of a model with this vocabulary."""
-        return Lookup() if self.draft is None else Drafter(vocab_size, self.draft.config.cached_positions)
+        if self.draft is None:
+            return Lookup()
+        config = self.draft.config
+        return Drafter(vocab_size, config.vocab_size, config.cached_positions)

@@ -22,7 +22,7 @@ from mpitp.errors import MpitpError
 from mpitp.serve.asking import Asker
 from mpitp.serve.bodies import ChatBody, Common, CompletionBody
 from mpitp.serve.jobs import Ended, Event, Failed, Job, TextSpec
-from mpitp.serve.metrics import Metrics
+from mpitp.serve.metrics import METRICS_TYPE, Metrics
 from mpitp.serve.replies import Reply, error_body
 from mpitp.serve.service import Refused, Service
 
@@ -70,7 +70,7 @@ def make_app(door: Door) -> FastAPI:
 
     @app.get("/metrics", summary="Numbers for Prometheus")
     async def metrics() -> Response:
-        return Response(door.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(door.metrics.text(), media_type=METRICS_TYPE)
 
     @app.get("/", include_in_schema=False)
     async def chat_page() -> Response:
@@ -146,7 +146,7 @@ async def _answer(
     check_model(door.asker.model.name, body.model)
     specs = await run_in_threadpool(make)
     echo = isinstance(body, CompletionBody) and bool(body.echo)
-    reply = Reply(specs, door.asker.model.name, door.asker.model.tokenizer, chat=chat, echo=echo)
+    reply = Reply(specs, door.asker.model, chat=chat, echo=echo)
     job = Job(specs)
     door.service.submit(job)
     if body.stream:
@@ -161,7 +161,7 @@ async def _answer(
 
 async def _events(door: Door, job: Job, receive: Callable[[], Awaitable[Any]]) -> AsyncIterator[tuple[int, Event]]:
     """What comes of a job, until all its texts have ended; a failure (the client's leaving too) is the last event."""
-    gone = asyncio.ensure_future(_until_gone(receive))
+    gone = asyncio.ensure_future(until_gone(receive))
     gone.add_done_callback(lambda task: None if task.cancelled() else job.events.put_nowait((0, GONE)))
     slow = Failed(f"the request took longer than {door.most_seconds:g} s", 504)
     timer = asyncio.get_running_loop().call_later(door.most_seconds, job.events.put_nowait, (0, slow))
@@ -181,7 +181,8 @@ async def _events(door: Door, job: Job, receive: Callable[[], Awaitable[Any]]) -
         door.service.cancel(job)  # a whole one is unknown by now
 
 
-async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+async def until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Return when the client has left. For requests whose body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mpitp.data.token_bytes import TokenBytes
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.serve.api import Door, make_app
 from mpitp.serve.asking import Asker, AskLimits, ServedModel
 from mpitp.serve.chat import chat_template
 from mpitp.serve.grammar import Forms
-from mpitp.serve.metrics import Metrics
+from mpitp.serve.metrics import metrics_of_texts
 from mpitp.serve.service import Service
 from mpitp.serve.shield import Shield, ShieldSettings
 
@@ -38,9 +39,8 @@ def make_application(
     model = service.engine.executor.model
     config, ends = model.config, frozenset(model.config.eos_ids)
     forms = Forms(tokenizer, config.vocab_size, ends)
-    served = ServedModel(
-        name, tokenizer, chat_template(tokenizer), forms, config.cached_positions, config.vocab_size, ends
-    )
-    asker = Asker(served, AskLimits(limits.tokens, min(limits.texts, MOST_TEXTS)), service.check)
+    facts = (config.cached_positions, config.vocab_size, ends)
+    served = ServedModel(name, tokenizer, TokenBytes(tokenizer), chat_template(tokenizer), forms, *facts)
+    asker = Asker(served, AskLimits(limits.tokens, min(limits.texts, MOST_TEXTS)), service)
     num_ranks = service.engine.executor.channel.world.size
-    return Shield(make_app(Door(service, asker, Metrics(service, num_ranks), limits.seconds)), shield, log)
+    return Shield(make_app(Door(service, asker, metrics_of_texts(service, num_ranks), limits.seconds)), shield, log)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mpitp.data.token_bytes import TokenBytes
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.errors import UsageError
 from mpitp.infer.requests import Grammar, room_behind
@@ -15,6 +16,9 @@ from mpitp.serve.bodies import ChatBody, Common, CompletionBody
 from mpitp.serve.chat import ChatTemplate
 from mpitp.serve.grammar import Forms
 from mpitp.serve.jobs import TextSpec
+
+if TYPE_CHECKING:
+    from mpitp.serve.service import Service
 
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's
 
@@ -25,6 +29,7 @@ class ServedModel:
 
     name: str
     tokenizer: Tokenizer
+    token_bytes: TokenBytes
     template: ChatTemplate | None
     forms: Forms
     positions: int
@@ -41,16 +46,16 @@ class AskLimits:
 
 
 class Asker:
-    """Makes the texts of jobs. `check(prompt tokens, room)`: raises UsageError for what the cache can't hold."""
+    """Makes the texts of jobs for a service, which knows what its cache can hold."""
 
-    def __init__(self, model: ServedModel, limits: AskLimits, check: Callable[[int, int], None]) -> None:
-        self.model, self.limits, self._check = model, limits, check
+    def __init__(self, model: ServedModel, limits: AskLimits, service: Service) -> None:
+        self.model, self.limits, self._service = model, limits, service
 
     def completion(self, body: CompletionBody) -> list[TextSpec]:
         """The texts of POST /v1/completions."""
         prompts = self._prompts(body.prompt)
         tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._specs(body, prompts, tokens, body.logprobs, self._given_form(body))
+        return self._specs(body, prompts, tokens, body.logprobs, self._form(body))
 
     def chat(self, body: ChatBody) -> list[TextSpec]:
         """The texts of POST /v1/chat/completions."""
@@ -105,14 +110,21 @@ class Asker:
         stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         specs = []
         for prompt in prompts:
-            room = room_behind(prompt, tokens or self.limits.tokens, self.model.positions)
-            self._check(len(prompt), room)
+            room = self._room(prompt, tokens)
             decoder = self._decoder(prompt)
             for occurrence in range(samples):
                 grammar = None if form is None else form()
                 settings = (prompt, room, sampling, ends, decoder, stops, occurrence, num_best, grammar, occurrence > 0)
                 specs.append(TextSpec(*settings))
         return specs
+
+    def _room(self, prompt: Sequence[int], tokens: int | None) -> int:
+        """How many new tokens may come: what is asked for; who asks for no number gets what there is room for."""
+        room = room_behind(prompt, tokens or self.limits.tokens, self.model.positions)
+        if tokens is None:
+            room = max(1, min(room, self._service.room_behind(len(prompt))))
+        self._service.check(len(prompt), room)
+        return room
 
     def _decoder(self, prompt: Sequence[int]) -> Callable[[], Any]:
         return lambda: self.model.tokenizer.stream_decoder(context=prompt)
@@ -131,7 +143,7 @@ class Asker:
         top_p = 1.0 if body.top_p is None else body.top_p
         return Sampling(temperature, body.top_k, top_p, seed, body.min_p, penalties)
 
-    def _form(self, body: ChatBody) -> Callable[[], Grammar] | None:
+    def _form(self, body: Common) -> Callable[[], Grammar] | None:
         wanted = body.response_format
         if wanted is None or wanted.type == "text":
             return self._given_form(body)

@@ -27,6 +27,22 @@ class Form(Strict):
     value: Annotated[str, Field(min_length=1, max_length=100_000)]
 
 
+class JsonSchema(Strict):
+    """The schema of a response's format."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """Free text, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class StreamOptions(Strict):
     """`include_usage`: a last piece with the numbers of tokens."""
 
@@ -52,6 +68,7 @@ class Common(Strict):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
     grammar: Form | None = None
     ignore_eos: bool = False
 
@@ -91,22 +108,6 @@ class Message(Strict):
         return {"role": role, "content": text}
 
 
-class JsonSchema(Strict):
-    """The schema of a response's format."""
-
-    name: str = ""
-    description: str | None = None
-    schema_: Any = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """Free text, any JSON object, or JSON that fits a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
 class ChatBody(Common):
     """POST /v1/chat/completions."""
 
@@ -114,6 +115,5 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     store: bool | None = None
     metadata: Metadata = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpitp.error_stream import ErrorStream, tell
-from mpitp.errors import FileError, LaunchError, RankKilled, UsageError
+from mpitp.errors import FileError, LaunchError, MpitpError, RankKilled, UsageError
 from mpitp.files import os_failure, read_regular
 from mpitp.infer import shares_option, speculate_options
 from mpitp.paths import path_option
@@ -182,7 +182,7 @@ def _doors(args: argparse.Namespace, world: Group) -> tuple[Sequence[bytes], soc
     if world.rank == 0:
         try:
             found = read_keys(args.api_key_file, os.environ), listen(args.host, args.port)
-        except (FileError, LaunchError) as failure:
+        except MpitpError as failure:
             error = failure
     error = world.broadcast_object(error)
     if error is not None:
@@ -191,8 +191,14 @@ def _doors(args: argparse.Namespace, world: Group) -> tuple[Sequence[bytes], soc
 
 
 def read_keys(path: str | None, environ: Mapping[str, str]) -> list[bytes]:
-    """The keys of a file (one a line; # begins a comment) and of the environment."""
-    keys = [environ[KEY_VARIABLE].encode()] if environ.get(KEY_VARIABLE) else []
+    """The keys of a file (one a line; # begins a comment) and of the environment.
+
+    Raises UsageError where the variable is there but holds nothing and no file is named: whoever set it wanted a key.
+    """
+    variable = environ.get(KEY_VARIABLE, "").strip()
+    if KEY_VARIABLE in environ and not variable and path is None:
+        raise UsageError(f"{KEY_VARIABLE} is empty; give it the key, or unset it to let in everybody")
+    keys = [os.fsencode(variable)] if variable else []
     if path is not None:
         try:
             lines = read_regular(path, 1 << 20).splitlines()
@@ -244,6 +250,7 @@ def _lead(
     from mpitp.serve.application import ServerLimits, make_application
     from mpitp.serve.service import Service
     from mpitp.serve.shield import LOOPBACK_HOSTS, ShieldSettings
+    from mpitp.serve.warm_up import warm_up
     from mpitp.serve.web import WebThread, allow_many_connections
 
     allow_many_connections()
@@ -256,10 +263,11 @@ def _lead(
     app = make_application(service, tokenizer, name, limits, shield, _no_line if args.quiet else _line)
     last_words = partial(_last_words, service)
     with _signals(service.drain), _watched(world, last_words, args.step_seconds) as watch:
-        _warm_up(engine)
-        web.start(app, listening)
-        facts = f"{args.texts} texts at once, a cache of {engine.executor.num_blocks * BLOCK} tokens"
-        _say_where(args, facts, listening, world, bool(keys))
+        warm_up(engine, watch, lambda: service.draining)
+        if not service.draining:
+            web.start(app, listening)
+            facts = f"{args.texts} texts at once, a cache of {engine.executor.num_blocks * BLOCK} tokens"
+            _say_where(args, facts, listening, world, bool(keys))
         _run_to_the_end(service, engine, web, watch)
     if world.rank == 0 and not args.quiet:
         tell([f"done: {service.counts.jobs} requests, {service.counts.new_tokens} new tokens"])
@@ -292,6 +300,7 @@ def _serve_vectors(
     from mpitp.checkpoint.encoder import load_trunk
     from mpitp.infer.embed import default_pool, most_tokens
     from mpitp.layers.site import make_site
+    from mpitp.serve.metrics import metrics_of_vectors
     from mpitp.serve.shield import LOOPBACK_HOSTS, Shield, ShieldSettings
     from mpitp.serve.vectors import VectorService
     from mpitp.serve.vectors_api import VectorDoor, make_vector_app
@@ -306,7 +315,9 @@ def _serve_vectors(
             return service.follow(watch)
     allow_many_connections()
     name = args.name or Path(args.model).resolve().name
-    door = VectorDoor(service, name, tokenizer, most_tokens(args.model, model.config.max_positions), args.max_seconds)
+    positions = most_tokens(args.model, model.config.max_positions)
+    metrics = metrics_of_vectors(service, world.size)
+    door = VectorDoor(service, name, tokenizer, positions, args.max_seconds, metrics)
     shield = ShieldSettings(keys, LOOPBACK_HOSTS if args.host in LOOPBACK else (), args.max_body)
     app = Shield(make_vector_app(door), shield, _no_line if args.quiet else _line)
     with _signals(service.drain), _watched(world, partial(_last_words, service), args.step_seconds) as watch:
@@ -314,19 +325,6 @@ def _serve_vectors(
         _say_where(args, "vectors of texts", listening, world, bool(keys))
         service.run(watch)
         web.stop()
-
-
-def _warm_up(engine: Engine) -> None:
-    """Two short texts: what is compiled, loaded or touched once is so before somebody waits for it."""
-    from mpitp.infer.requests import SILENT, Request, room_behind
-    from mpitp.infer.sampling import Sampling
-
-    prompt, positions = [0, 0, 0], engine.executor.model.config.cached_positions
-    for length in (3, 2):
-        if length <= positions:
-            engine.submit(Request(prompt[:length], room_behind(prompt[:length], 3, positions), SILENT, Sampling()))
-    while engine.step():
-        pass
 
 
 def _line(text: str) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitp.data.tokenizer import Tokenizer
+from mpitp.data.token_bytes import NEAR, shown
 from mpitp.infer.sampling import Likelihoods
+from mpitp.serve.asking import ServedModel
 from mpitp.serve.jobs import Ended, Piece, TextSpec
 
 
@@ -32,18 +33,29 @@ class Written:
         self.scores += event.scores
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A token with its likelihoods; `context`: tokens before it."""
+
+    context: list[int]
+    token: int
+    scores: Likelihoods
+
+
 class Reply:
     """The reply to one request: `chat` or a plain completion. `echo`: each text begins with its prompt."""
 
-    def __init__(
-        self, specs: Sequence[TextSpec], model: str, tokenizer: Tokenizer, *, chat: bool, echo: bool = False
-    ) -> None:
-        self.specs, self._tokenizer, self._chat = specs, tokenizer, chat
+    def __init__(self, specs: Sequence[TextSpec], model: ServedModel, *, chat: bool, echo: bool = False) -> None:
+        self.specs, self._chat = specs, chat
         self.written = [Written() for _ in specs]
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         self._head: dict[str, Any] = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
-        self._head["model"] = model
-        self._echoes = [tokenizer.decode(spec.prompt) if echo else "" for spec in specs]
+        self._head["model"] = model.name
+        self._bytes = model.token_bytes
+        self._echoes = [model.tokenizer.decode(spec.prompt) if echo else "" for spec in specs]
+        self._told = [0] * len(specs)  # tokens of each text whose likelihoods have been told
+        self._offsets = [len(echo) for echo in self._echoes]  # characters of each text before its next token
+        self._decoders = [spec.decoder() for spec in specs]
         self._piece_head = self._head | {"object": "chat.completion.chunk" if chat else kind}
 
     @property
@@ -60,7 +72,7 @@ class Reply:
             choice: dict[str, Any] = {
                 "index": index,
                 "finish_reason": text.reason,
-                "logprobs": self._scores(index, text),
+                "logprobs": self._scores(index),
             }
             if self._chat:
                 choice["message"] = {"role": "assistant", "content": text.text, "refusal": None}
@@ -76,11 +88,9 @@ class Reply:
         return [self._piece(i, {"text": echo}) for i, echo in enumerate(self._echoes) if echo]
 
     def piece(self, index: int, event: Piece | Ended) -> dict[str, Any]:
-        """One more piece of a stream."""
+        """One more piece of a stream, which has been added to what is `written`."""
         reason, text = (event.reason, "") if isinstance(event, Ended) else (None, event.text)
-        scores = None
-        if isinstance(event, Piece) and event.scores:
-            scores = self._scores(index, Written(event.text, list(event.tokens), list(event.scores)))
+        scores = self._scores(index) if isinstance(event, Piece) and event.scores else None
         content = {"delta": {"content": text} if reason is None else {}} if self._chat else {"text": text}
         return self._piece(index, {**content, "logprobs": scores}, reason)
 
@@ -91,30 +101,43 @@ class Reply:
     def _piece(self, index: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         return {**self._piece_head, "choices": [{"index": index, **content, "finish_reason": reason}]}
 
-    def _scores(self, index: int, text: Written) -> dict[str, Any] | None:
+    def _scores(self, index: int) -> dict[str, Any] | None:
+        """The likelihoods of a text's tokens that haven't been told yet; None: they aren't wanted."""
         if self.specs[index].num_best is None:
             return None
-        return self._chat_scores(text) if self._chat else self._plain_scores(text)
+        text, first = self.written[index], self._told[index]
+        self._told[index] = len(text.tokens)
+        new = [
+            _Scored(self._context(index, place), text.tokens[place], text.scores[place])
+            for place in range(first, len(text.tokens))
+        ]
+        return self._chat_scores(new) if self._chat else self._plain_scores(index, new)
 
-    def _token_text(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+    def _context(self, index: int, place: int) -> list[int]:
+        """Some tokens before one of a text."""
+        return [*self.specs[index].prompt[-NEAR:], *self.written[index].tokens[max(0, place - NEAR) : place]]
 
-    def _chat_scores(self, text: Written) -> dict[str, Any]:
+    def _chat_scores(self, new: Sequence[_Scored]) -> dict[str, Any]:
         content = []
-        for token, scores in zip(text.tokens, text.scores, strict=True):
-            best = [self._chat_score(other, value) for other, value in scores.best]
-            content.append({**self._chat_score(token, scores.chosen), "top_logprobs": best})
+        for each in new:
+            best = [self._chat_score(each, other, value) for other, value in each.scores.best]
+            content.append({**self._chat_score(each, each.token, each.scores.chosen), "top_logprobs": best})
         return {"content": content, "refusal": None}
 
-    def _chat_score(self, token: int, value: float) -> dict[str, Any]:
-        text = self._token_text(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+    def _chat_score(self, place: _Scored, token: int, value: float) -> dict[str, Any]:
+        content = self._bytes.of(token, place.context)
+        return {"token": shown(content), "logprob": value, "bytes": list(content)}
 
-    def _plain_scores(self, text: Written) -> dict[str, Any]:
-        tokens = [self._token_text(token) for token in text.tokens]
-        starts = [sum(map(len, tokens[:place])) for place in range(len(tokens))]
-        best = [{self._token_text(other): value for other, value in scores.best} for scores in text.scores]
-        chosen = [scores.chosen for scores in text.scores]
+    def _plain_scores(self, index: int, new: Sequence[_Scored]) -> dict[str, Any]:
+        starts = []
+        for each in new:
+            starts.append(self._offsets[index])
+            self._offsets[index] += len(self._decoders[index].push(each.token))
+        best = [
+            {shown(self._bytes.of(other, each.context)): value for other, value in each.scores.best} for each in new
+        ]
+        tokens = [shown(self._bytes.of(each.token, each.context)) for each in new]
+        chosen = [each.scores.chosen for each in new]
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": best, "text_offset": starts}
 
 

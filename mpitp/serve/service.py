@@ -65,6 +65,10 @@ class Service:
         """Texts that run or wait."""
         return self._texts_left
 
+    def room_behind(self, prompt_tokens: int) -> int:
+        """How many new tokens the whole cache could hold behind a prompt; the last one needs no place."""
+        return self.engine.pool.num_blocks * BLOCK - prompt_tokens + 1
+
     def check(self, prompt_tokens: int, room: int) -> None:
         """Raise UsageError for a text that the whole cache couldn't hold."""
         if blocks_of(prompt_tokens + room - 1) > self.engine.pool.num_blocks:
@@ -130,7 +134,7 @@ class Service:
                 if has_work:
                     return True
                 self._flush()
-                if self.draining and not self._texts_left:
+                if self._is_over():
                     return False
                 if not told_rest:
                     self.engine.tell_rest()
@@ -140,6 +144,10 @@ class Service:
             what, job = self._inbox.get()
             if job is not None:
                 (self._take if what == "take" else self._cancel)(job)
+
+    def _is_over(self) -> bool:
+        with self._lock:  # whoever submits has been counted by now, or will see that it is over
+            return self.draining and not self._texts_left
 
     def _take(self, job: Job) -> None:
         with self._lock:

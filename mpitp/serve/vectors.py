@@ -1,12 +1,17 @@
-"""Vectors of texts on demand: requests come by a queue, all ranks embed what has come together."""
+"""Vectors of texts on demand: requests come by a queue, all ranks embed what has come together.
+
+A large request is embedded in pieces, in turn with the others, so that none waits for another one's end and no step
+takes long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,15 +24,28 @@ from mpitp.serve.jobs import Failed
 from mpitp.serve.service import Refused
 from mpitp.serve.step_watch import StepWatch
 
-MOST_TOGETHER = 64  # requests
+PIECE_TOKENS = 1 << 14  # embedded in a step, at least one text
 
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """Texts of token ids, whose vectors [n, h] come to `events` (or a failure does)."""
+    """Texts of token ids, whose vectors [n, h] come to `events` (or a failure does). `vectors`: those made so far."""
 
     texts: Sequence[Sequence[int]]
     events: asyncio.Queue[tuple[int, Any]] = field(default_factory=asyncio.Queue)
+    vectors: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class VectorCounts:
+    """What has happened since the start, for /metrics."""
+
+    jobs: int = 0
+    texts: int = 0
+    tokens: int = 0
+    cancelled: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
 
 
 class VectorService:
@@ -35,12 +53,18 @@ class VectorService:
 
     def __init__(self, model: Encoder, world: Group, pool: str, most_jobs: int, deliver: Callable[[Any], None]) -> None:
         self.model, self.world, self.pool = model, world, pool
+        self.counts = VectorCounts()
         self.draining = False
         self.failure: str | None = None
         self._most_jobs, self._deliver = most_jobs, deliver
-        self._inbox: SimpleQueue[VectorJob | None] = SimpleQueue()
-        self._jobs: dict[VectorJob, None] = {}
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._jobs: dict[VectorJob, None] = {}  # by turns: who was served last comes last
         self._lock = threading.Lock()
+
+    @property
+    def jobs_left(self) -> int:
+        """Requests that are answered or wait."""
+        return len(self._jobs)
 
     def submit(self, job: VectorJob) -> None:
         """Take a job. Raises Refused when the server is ending, or has too much to do."""
@@ -50,36 +74,80 @@ class VectorService:
             if len(self._jobs) >= self._most_jobs:
                 raise Refused(f"the queue is full ({len(self._jobs)} requests wait); try again later", 429)
             self._jobs[job] = None
-            self._inbox.put(job)
+            self.counts.jobs += 1
+            self.counts.texts += len(job.texts)
+        self._wakes.put(None)
+
+    def cancel(self, job: VectorJob) -> None:
+        """The client has left: nothing more is computed for it from the next step on. Whole ones are let be."""
+        with self._lock:
+            if job in self._jobs:
+                del self._jobs[job]
+                self.counts.cancelled += 1
+        self._wakes.put(None)
 
     def drain(self) -> None:
         """Finish what has been taken, then end `run`. May be called by a signal's handler."""
         self.draining = True
-        self._inbox.put(None)
+        self._wakes.put(None)
 
     def fail(self, message: str) -> None:
         """Tell all clients that nothing more will come."""
         self.failure = message
-        self._deliver([(job, 0, Failed(message, 503)) for job in list(self._jobs)])
+        with self._lock:
+            jobs = list(self._jobs)
+        self._deliver([(job, 0, Failed(message, 503)) for job in jobs])
 
     def run(self, watch: StepWatch) -> None:
         """On rank 0: embed what comes, until `drain` has been called and nothing is left."""
         try:
-            while not (self.draining and self._inbox.empty()):
-                jobs = self._next_jobs()
-                if jobs:
-                    watch.begin()
-                    vectors = self._embed([text for job in jobs for text in job.texts])
-                    watch.rest()
-                    ends = np.cumsum([len(job.texts) for job in jobs])[:-1]
-                    self._deliver([(job, 0, own) for job, own in zip(jobs, np.split(vectors, ends), strict=True)])
-                    with self._lock:
-                        for job in jobs:
-                            del self._jobs[job]
+            while (pieces := self._next_pieces()) is not None:
+                if not pieces:
+                    self._wakes.get()
+                    continue
+                started = time.perf_counter()
+                watch.begin()
+                vectors = self._embed([text for _, texts in pieces for text in texts])
+                watch.rest()
+                self.counts.steps += 1
+                self.counts.step_seconds += time.perf_counter() - started
+                self._hand_out(pieces, vectors)
             self._tell(None)
         except BaseException as error:
             self.fail(f"the server has failed: {type(error).__name__}")
             raise
+
+    def _next_pieces(self) -> list[tuple[VectorJob, Sequence[Sequence[int]]]] | None:
+        """Which texts of which jobs come next: an equal share of the tokens of a step for each job, and at least a text
+        of the first. None: it is over.
+        """
+        with self._lock:
+            jobs = list(self._jobs)
+            if not jobs:
+                return None if self.draining else []
+        pieces: list[tuple[VectorJob, Sequence[Sequence[int]]]] = []
+        room = PIECE_TOKENS
+        for place, job in enumerate(jobs):
+            texts = _fitting(job.texts[len(job.vectors) :], room // (len(jobs) - place), at_least=not pieces)
+            room -= sum(map(len, texts))
+            pieces += [(job, texts)] if texts else []
+        return pieces
+
+    def _hand_out(self, pieces: Sequence[tuple[VectorJob, Sequence[Sequence[int]]]], vectors: np.ndarray) -> None:
+        """Vectors to their jobs; those that have all get them, the others wait for their next turn."""
+        start, whole = 0, []
+        for job, texts in pieces:
+            job.vectors += list(vectors[start : start + len(texts)])
+            start += len(texts)
+            self.counts.tokens += sum(map(len, texts))
+            with self._lock:
+                if job in self._jobs:  # else its client has left
+                    del self._jobs[job]
+                    if len(job.vectors) == len(job.texts):
+                        whole.append((job, 0, np.stack(job.vectors)))
+                    else:
+                        self._jobs[job] = None
+        self._deliver(whole)
 
     def follow(self, watch: StepWatch) -> None:
         """On the other ranks: embed along, and sleep between."""
@@ -93,16 +161,6 @@ class VectorService:
             embed(self.model, texts, self.pool)
             watch.rest()
 
-    def _next_jobs(self) -> list[VectorJob]:
-        """All that has come, at least something; None in the queue is nothing but a wake-up."""
-        found = [self._inbox.get()]
-        while len(found) < MOST_TOGETHER:
-            try:
-                found.append(self._inbox.get_nowait())
-            except Empty:
-                break
-        return [job for job in found if job is not None]
-
     def _embed(self, texts: list[Sequence[int]]) -> np.ndarray:
         self._tell(texts)
         return embed(self.model, texts, self.pool)
@@ -112,3 +170,14 @@ class VectorService:
             for rank in range(1, self.world.size):
                 self.world.send(np.zeros(1, np.int64), rank, WAKE_TAG)
             self.world.broadcast_object(texts)
+
+
+def _fitting(texts: Sequence[Sequence[int]], tokens: int, *, at_least: bool) -> Sequence[Sequence[int]]:
+    """The first of these texts that have at most so many tokens together. `at_least`: one in any case."""
+    count = 0
+    for text in texts:
+        tokens -= len(text)
+        if tokens < 0 and (count or not at_least):
+            break
+        count += 1
+    return texts[:count]

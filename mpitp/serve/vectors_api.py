@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
@@ -18,9 +18,10 @@ from starlette.responses import JSONResponse, Response
 from mpitp import __version__
 from mpitp.data.tokenizer import Tokenizer
 from mpitp.errors import UsageError
-from mpitp.serve.api import add_error_replies, check_model
+from mpitp.serve.api import GONE, add_error_replies, check_model, until_gone
 from mpitp.serve.bodies import Strict, Tokens
 from mpitp.serve.jobs import Failed
+from mpitp.serve.metrics import METRICS_TYPE, Metrics
 from mpitp.serve.replies import error_body
 from mpitp.serve.vectors import VectorJob, VectorService
 
@@ -50,6 +51,7 @@ class VectorDoor:
     tokenizer: Tokenizer
     positions: int
     most_seconds: float
+    metrics: Metrics
 
 
 def make_vector_app(door: VectorDoor) -> FastAPI:
@@ -58,16 +60,12 @@ def make_vector_app(door: VectorDoor) -> FastAPI:
     card = {"id": door.name, "object": "model", "created": int(time.time()), "owned_by": "mpitp"}
 
     @app.post("/v1/embeddings", summary="Vectors of texts")
-    async def embeddings(body: EmbeddingBody) -> Response:
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         check_model(door.name, body.model)
         texts = await run_in_threadpool(_texts, door, body.input)
         job = VectorJob(texts)
         door.service.submit(job)
-        try:
-            async with asyncio.timeout(door.most_seconds):
-                found = (await job.events.get())[1]
-        except TimeoutError:
-            found = Failed(f"the request took longer than {door.most_seconds:g} s", 504)
+        found = await _vectors(door, job, request.receive)
         if isinstance(found, Failed):
             return JSONResponse(error_body(found.message, found.status), found.status)
         return JSONResponse(_reply(door.name, found, sum(map(len, texts)), body.encoding_format))
@@ -81,8 +79,27 @@ def make_vector_app(door: VectorDoor) -> FastAPI:
         state = "failed" if door.service.failure else "draining" if door.service.draining else "ok"
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
+    @app.get("/metrics", summary="Numbers for Prometheus")
+    async def metrics() -> Response:
+        return Response(door.metrics.text(), media_type=METRICS_TYPE)
+
     add_error_replies(app)
     return app
+
+
+async def _vectors(door: VectorDoor, job: VectorJob, receive: Callable[[], Awaitable[Any]]) -> np.ndarray | Failed:
+    """A job's vectors [n, h]; or why there are none (its time is up, its client has left)."""
+    gone = asyncio.ensure_future(until_gone(receive))
+    gone.add_done_callback(lambda task: None if task.cancelled() else job.events.put_nowait((0, GONE)))
+    try:
+        async with asyncio.timeout(door.most_seconds):
+            found: np.ndarray | Failed = (await job.events.get())[1]
+            return found
+    except TimeoutError:
+        return Failed(f"the request took longer than {door.most_seconds:g} s", 504)
+    finally:
+        gone.cancel()
+        door.service.cancel(job)  # a whole one is unknown by now
 
 
 def _texts(door: VectorDoor, given: Any) -> list[list[int]]:

@@ -116,6 +116,16 @@ def test_a_text_beyond_the_small_model_goes_on_without() -> None:
     assert follower.speed.drafts.tried
 
 
+def test_a_text_with_an_id_that_the_small_model_lacks_goes_on_without() -> None:
+    model = make_model(SerialGroup(), MODELS["llama"])
+    small = make_model(SerialGroup(), config_from_hf({**LLAMA, "vocab_size": 40, "eos_token_id": 3}))
+    last, prompts = model.config.vocab_size - 1, [[1, 2, 3], [4, 5, 4, 5]]
+    for asked in (prompts, [[1, last, 2], *prompts]):
+        expected, follower = generate(model, asked, 12, eos_ids=()), Follower()
+        found = generate(model, asked, 12, eos_ids=(), follower=follower, speculation=Speculation(3, small))
+        assert found == expected and follower.speed.drafts.tried
+
+
 def test_drafts_that_are_not_numbers_end_it_on_all_ranks() -> None:
     def run(group: Group) -> None:
         asked = speculation("small", group)

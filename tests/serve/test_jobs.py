@@ -81,6 +81,10 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\nalpha\n\n beta \n")
     assert read_keys(str(tmp_path / "keys"), {}) == [b"alpha", b"beta"]
     assert read_keys(None, {KEY_VARIABLE: "gamma"}) == [b"gamma"] and read_keys(None, {}) == []
+    assert read_keys(None, {KEY_VARIABLE: " gamma\n"}) == [b"gamma"]
+    assert read_keys(str(tmp_path / "keys"), {KEY_VARIABLE: ""}) == [b"alpha", b"beta"]
+    with pytest.raises(UsageError, match="is empty; give it the key, or unset it"):
+        read_keys(None, {KEY_VARIABLE: " "})
     (tmp_path / "none").write_text("# nothing\n")
     for name in ("none", "missing"):
         with pytest.raises(FileError):

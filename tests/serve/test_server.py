@@ -122,6 +122,9 @@ def test_forms_and_stops(client: Any) -> None:
         response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
     )
     assert 0 <= json.loads(answer.choices[0].message.content)["age"] <= 9
+    plain = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}}
+    made = client.completions.create(model="tiny", prompt="a", max_tokens=60, extra_body=plain)
+    assert 0 <= json.loads(made.choices[0].text)["age"] <= 9
     regex = {"grammar": {"type": "regex", "value": "(yes|no), (yes|no)!"}}
     made = client.completions.create(model="tiny", prompt="a", max_tokens=30, extra_body=regex, stop=[", n", ", y"])
     assert made.choices[0].text in ("yes", "no") and made.choices[0].finish_reason == "stop"
@@ -256,7 +259,7 @@ ACTIONS = """
 <script>
 setTimeout(() => {
   document.querySelector("#text").value = "sesame";
-  document.querySelector("#tokens").value = 8;
+  document.querySelector("#tokens").value = TOKENS;
   document.querySelector("#temperature").value = 0;
   const enter = new KeyboardEvent("keydown", {key: "Enter", bubbles: true, cancelable: true});
   document.querySelector("#text").dispatchEvent(enter);
@@ -265,6 +268,8 @@ setTimeout(() => {
     clearInterval(watch);
     const turns = [...document.querySelectorAll(".turn")].map(node => [node.className, node.textContent]);
     const seen = {model: document.querySelector("#model").textContent, turns, focus: document.activeElement.id};
+    seen.typed = document.querySelector("#text").value;
+    seen.messages = messages.map(message => message.role);
     fetch("RESULT", {method: "POST", mode: "no-cors", body: JSON.stringify(seen)});
   }, 50);
 }, 500);
@@ -285,31 +290,44 @@ class Receiver(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="CHROMIUM IS MISSING: the chat page was not tested in a browser")
-def test_the_page_talks_in_a_browser(server: Served, tmp_path: Path) -> None:
-    """The page as it is served, and somebody who types and sends; it tells what stands in it with the answer."""
-    with urllib.request.urlopen(server.url) as response:
+def seen_in_browser(url: str, folder: Path, tokens: int) -> Any:
+    """The page as it is served, and somebody who types and sends, for so many tokens; what stands in it then."""
+    with urllib.request.urlopen(url) as response:
         page = response.read().decode()
     assert "http://" not in page and "https://" not in page, "no network"
     with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
         receiver.found = SimpleQueue()  # type: ignore[attr-defined]
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
-        actions = ACTIONS.replace("RESULT", f"http://127.0.0.1:{receiver.server_port}/")
-        driver = tmp_path / "driver.html"
-        driver.write_text(page.replace("<head>", f'<head><base href="{server.url}/">').replace("</body>", actions))
+        actions = ACTIONS.replace("RESULT", f"http://127.0.0.1:{receiver.server_port}/").replace("TOKENS", str(tokens))
+        driver = folder / "driver.html"
+        driver.write_text(page.replace("<head>", f'<head><base href="{url}/">').replace("</body>", actions))
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security", "--remote-debugging-port=0"]
-        command = [str(CHROMIUM), *options, f"--user-data-dir={tmp_path}/user", driver.as_uri()]
+        command = [str(CHROMIUM), *options, f"--user-data-dir={folder}/user", driver.as_uri()]
         quiet = {
             "stdout": subprocess.DEVNULL,
             "stderr": subprocess.DEVNULL,
-            "env": {**os.environ, "HOME": str(tmp_path)},
+            "env": {**os.environ, "HOME": str(folder)},
         }
         with subprocess.Popen(command, **quiet) as browser:
             try:
-                seen = receiver.found.get(timeout=60)  # type: ignore[attr-defined]
+                return receiver.found.get(timeout=60)  # type: ignore[attr-defined]
             finally:
                 browser.terminate()
-        receiver.shutdown()
+                receiver.shutdown()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="CHROMIUM IS MISSING: the chat page was not tested in a browser")
+def test_the_page_talks_in_a_browser(server: Served, tmp_path: Path) -> None:
+    seen = seen_in_browser(server.url, tmp_path, 8)
     assert seen["model"] == "tiny" and seen["focus"] == "text"
     assert [kind for kind, _ in seen["turns"]] == ["turn user", "turn assistant"]
     assert seen["turns"][0][1] == "sesame" and seen["turns"][1][1]
+    assert seen["messages"] == ["user", "assistant"] and not seen["typed"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="CHROMIUM IS MISSING: the chat page was not tested in a browser")
+def test_a_question_that_is_refused_can_be_asked_again(server: Served, tmp_path: Path) -> None:
+    seen = seen_in_browser(server.url, tmp_path, 10**6)
+    assert [kind for kind, _ in seen["turns"]] == ["turn user", "turn error"]
+    assert "at most 450" in seen["turns"][1][1]
+    assert seen["messages"] == [] and seen["typed"] == "sesame", "it is no part of what follows"

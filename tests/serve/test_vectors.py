@@ -12,6 +12,10 @@ from mpitp.comm import SerialGroup
 from mpitp.data.tokenizer import byte_tokenizer
 from mpitp.infer.embed import embed
 from mpitp.layers.site import make_site
+from mpitp.serve import vectors
+from mpitp.serve.service import Refused
+from mpitp.serve.step_watch import StepWatch
+from mpitp.serve.vectors import VectorJob, VectorService
 from tests.models.encoder_files import make_encoder
 from tests.serve.served import served
 from tests.serve.test_server import ask
@@ -38,6 +42,31 @@ def test_vectors_are_those_of_embed(tmp_path: Path, ranks: int) -> None:
             assert status == 400 and list(answer) == ["error"]
         assert ask(url, {"input": "a", "model": "other"})[0] == 404
         assert ask(f"{running.url}/health")[0] == 200
+        numbers = dict(line.split() for line in ask(f"{running.url}/metrics")[1].splitlines() if line[0] != "#")
+        assert float(numbers["mpitp_requests_total"]) == 2 and float(numbers["mpitp_texts_total"]) == 3
+        assert float(numbers["mpitp_ranks"]) == ranks and float(numbers["mpitp_requests_left"]) == 0
+        assert float(numbers["mpitp_computed_tokens_total"]) == sum(map(len, tokens)) + len(tokens[0])
         running.process.terminate()
         assert running.wait() == 0
     assert "Traceback" not in running.errors
+
+
+def test_large_requests_are_made_in_pieces_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "PIECE_TOKENS", 8)
+    model = load_trunk(make_encoder(tmp_path / "bert"), make_site(SerialGroup()))
+    rng, delivered = np.random.default_rng(1), []
+    service = VectorService(model, SerialGroup(), "mean", 4, delivered.extend)
+    texts = [rng.integers(0, 250, length).tolist() for length in (5, 9, 2, 1, 7, 3, 12)]
+    large, left, small = VectorJob(texts), VectorJob(texts), VectorJob(texts[2:4])
+    for job in (large, left, small):
+        service.submit(job)
+    service.cancel(left)
+    service.drain()
+    with pytest.raises(Refused, match="is ending"):
+        service.submit(VectorJob(texts))
+    service.run(StepWatch(0, lambda: None))
+    assert [job for job, _, _ in delivered] == [small, large], "the small one needn't wait for the large one"
+    for job, _, found in delivered:
+        np.testing.assert_allclose(found, embed(model, job.texts), atol=1e-6)
+    assert service.jobs_left == 0 and service.counts.cancelled == 1 and service.counts.steps >= 4
+    assert not left.vectors, "nothing is computed for a client that has left"
