@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitp.errors import ConfigError
+from mpitp.errors import ConfigError, NumericError
 from mpitp.models.batch import IGNORED, Batch
 from mpitp.models.model import CausalLM
 
@@ -75,7 +75,7 @@ def perplexity(
 ) -> Perplexity:
     """Of the text `ids`; a collective over the model's ranks. progress is called with the tokens scored by each batch.
 
-    Raises ConfigError for a text without a token to predict.
+    Raises ConfigError for a text without a token to predict, NumericError for a loss that is no number.
     """
     if len(ids) < 2:
         raise ConfigError(f"a text of {len(ids)} token(s) has nothing to predict; at least 2 are needed")
@@ -86,6 +86,8 @@ def perplexity(
         count += batch.num_targets
         if progress is not None:
             progress(batch.num_targets)
+    if not math.isfinite(total):  # equal on every rank
+        raise NumericError("the loss is not finite: the model's weights are damaged, or overflow in this dtype")
     return Perplexity(total / count, count, num_bytes)
 
 

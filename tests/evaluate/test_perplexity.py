@@ -15,7 +15,7 @@ from mpitp.checkpoint.hf import Documents, save_model
 from mpitp.cli import main
 from mpitp.comm import Group, SerialGroup, run_threads
 from mpitp.data.tokenizer import byte_tokenizer
-from mpitp.errors import ConfigError
+from mpitp.errors import ConfigError, NumericError
 from mpitp.evaluate.perplexity import Windows, perplexity
 from mpitp.layers.site import make_site
 from mpitp.models import Batch, config_from_hf, new_model
@@ -69,6 +69,16 @@ def test_a_text_without_a_prediction() -> None:
     model = new_model(config_from_hf(RAW), make_site(SerialGroup()), seed=1)
     with pytest.raises(ConfigError, match=r"a text of 1 token\(s\) has nothing to predict"):
         perplexity(model, [1], 1, Windows(4, 4))
+
+
+def test_damaged_weights_are_no_perplexity() -> None:
+    def run(group: Group) -> None:
+        model = new_model(config_from_hf(RAW), make_site(group), seed=1)
+        dict(model.named_params())["final_norm.weight"].data[...] = np.nan
+        with pytest.raises(NumericError, match="the loss is not finite"):
+            perplexity(model, [1, 2, 3], 3, Windows(4, 4))
+
+    run_threads(2, run)
 
 
 @pytest.fixture
