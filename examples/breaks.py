@@ -2,8 +2,9 @@
 
 The first faults are mistakes of tensor parallelism (`planted_bugs.py`), on 2 ranks; those behind them are made where
 several axes meet (`planted_layout_bugs.py`): a placement that isn't true, a conjugate that is missing or another one, a
-wrong share. You begin with 10 points; a tool costs one or two, a wrong answer three. `python examples/check.py breaks`
-takes one by chance, `breaks 7` number 7.
+wrong share. The last are of mixtures of experts (`planted_mixture_bugs.py`): routers that don't learn from all tokens,
+auxiliary losses that change with the layout, scores and rows in the wrong place. You begin with 10 points; a tool costs
+one or two, a wrong answer three. `python examples/check.py breaks` takes one by chance, `breaks 7` number 7.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import mpitp.verify.run
 from examples import layout_breaks as layouts
 from examples.planted_bugs import FAULTS, GPT2, LLAMA, Fault
 from examples.planted_layout_bugs import LAYOUT_FAULTS, LayoutFault
+from examples.planted_mixture_bugs import MIXTURE_FAULTS
 from mpitp.comm import Group, run_threads
 from mpitp.comm.observed import ObservedGroup
 from mpitp.errors import PlacementError
@@ -30,7 +32,8 @@ from mpitp.verify.run import Report, Settings, verify
 from mpitp.verify.source import random_batch, shake
 
 RANKS, START, WRONG = 2, 10, 3
-EVERY: dict[str, Fault | LayoutFault] = {**FAULTS, **LAYOUT_FAULTS}
+KINDS_OF_FAULTS: tuple[Mapping[str, Fault | LayoutFault], ...] = (FAULTS, LAYOUT_FAULTS, MIXTURE_FAULTS)
+EVERY = {name: fault for kind in KINDS_OF_FAULTS for name, fault in kind.items()}
 NAMES = tuple(EVERY)
 NUMBERS = tuple(str(number) for number in range(1, len(NAMES) + 1))
 HELP = """\
@@ -160,8 +163,8 @@ def game_of(number: int) -> Game:
 
 def choices(number: int) -> list[str]:
     """The mistake that is planted and two that show elsewhere, in an order of the number's own."""
-    fault, order = EVERY[NAMES[number - 1]], random.Random(number)
-    kind = FAULTS if number <= len(FAULTS) else LAYOUT_FAULTS
+    name, order = NAMES[number - 1], random.Random(number)
+    fault, kind = EVERY[name], next(kind for kind in KINDS_OF_FAULTS if name in kind)
     others = sorted({each.mistake for each in kind.values() if each.seen != fault.seen})
     picked = [fault.mistake, *order.sample(others, 2)]
     order.shuffle(picked)

@@ -16,6 +16,7 @@ import numpy as np
 
 from examples.planted_bugs import GPT2, LLAMA
 from examples.planted_layout_bugs import LayoutFault
+from examples.planted_mixture_bugs import MIXTRAL
 from mpitp.comm import Group, make_mesh, run_threads
 from mpitp.comm.observed import GroupObserver, ObservedGroup
 from mpitp.layers import Site, make_site
@@ -31,11 +32,12 @@ from mpitp.optim.reduction import make_reduction
 from mpitp.pipeline.runner import PipelineRunner
 from mpitp.train.step import TrainStep
 from mpitp.verify.command import default_tolerance
-from mpitp.verify.run import Report, Settings, verify
+from mpitp.verify.run import Report, Settings, deal, verify
 from mpitp.verify.source import shake
 
 MICROBATCHES, LENGTH = 4, 7
 DROPOUTS = Dropouts(embedding=0.1, attention=0.2, residual=0.15)
+MODELS = {"gpt2": GPT2, "llama": LLAMA, "mixtral": MIXTRAL}
 
 
 def layout_in_words(fault: LayoutFault) -> str:
@@ -57,7 +59,7 @@ def batches_of(fault: LayoutFault) -> list[Batch]:
 
 def model_of(fault: LayoutFault, site: Site) -> CausalLM:
     """The model on one rank, or in the fault's layout."""
-    config = replace(config_from_hf(GPT2 if fault.model == "gpt2" else LLAMA), dropouts=DROPOUTS)
+    config = replace(config_from_hf(MODELS[fault.model]), dropouts=DROPOUTS)
     model = recompute_blocks(new_model(config, site, seed=12), fault.training.get("recompute", "none"))
     shake(model, 12)
     if site.ranks.size > 1 and fault.training.get("zero") == 3:
@@ -117,8 +119,7 @@ def calls_of(fault: LayoutFault) -> Mapping[str, int]:
         site = site_of(fault, ObservedGroup(group, count))
         step = step_of(fault, model_of(fault, site), AdamWSettings(), 1.0)
         count.calls.clear()
-        replica = site.mesh["dp"]
-        step(batches_of(fault)[replica.rank :: replica.size], 1e-3)
+        step(deal(site, batches_of(fault)), 1e-3)
         return count.calls
 
     return run_threads(prod(fault.mesh.values()), run)[0]
@@ -130,7 +131,6 @@ def losses_of(fault: LayoutFault) -> tuple[list[float], list[float]]:
     def run(group: Group) -> list[float]:
         site = site_of(fault, group) if group.size > 1 else make_site(group, dtype="float64")
         step = step_of(fault, model_of(fault, site), AdamWSettings(), 1.0)
-        replica = site.mesh["dp"]
-        return [step(batches_of(fault)[replica.rank :: replica.size], 1e-2).loss for _ in range(2)]
+        return [step(deal(site, batches_of(fault)), 1e-2).loss for _ in range(2)]
 
     return run_threads(1, run)[0], run_threads(prod(fault.mesh.values()), run)[0]

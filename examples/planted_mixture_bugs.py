@@ -33,6 +33,12 @@ from mpitp.models.batch import Batch
 from mpitp.ops.routing import order_by_expert
 
 FIRST = "blocks.0.mlp"
+MIXTRAL = {
+    **{"model_type": "mixtral", "vocab_size": 53, "hidden_size": 12, "num_attention_heads": 6},
+    **{"num_key_value_heads": 3, "head_dim": 4, "num_hidden_layers": 2, "intermediate_size": 7},
+    **{"max_position_embeddings": 24},
+    **{"num_local_experts": 5, "num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.3},
+}
 
 
 # The router's gradient

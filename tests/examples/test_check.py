@@ -173,6 +173,33 @@ def test_tools_show_faults_of_layouts(name: str) -> None:
         assert "DIFFERENT" in said and breaks.show_types(game) == "they see nothing"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("router not partial under token shards", "auxiliary losses weaker with cp", "scores before the experts"),
+        *("equal tokens counted once a rank", "rows back to other tokens"),
+    ],
+)
+def test_tools_show_faults_of_mixtures(name: str) -> None:
+    game = breaks.game_of(1 + breaks.NAMES.index(name))
+    seen, said = breaks.EVERY[name].seen, breaks.show_verify(game)
+    assert next(iter(seen.values())) in said
+    assert ("DIFFERENT" in said, said.startswith("refused: ")) == ("types" not in seen, "types" in seen)
+    assert breaks.show_types(game).startswith("they tell" if "types" in seen else "they see nothing")
+    assert breaks.show_losses(game).startswith(f"{seen['types']}: " if "types" in seen else "step 1: 1 rank")
+
+
+def test_a_game_of_a_mixture_by_pipe() -> None:
+    number = 1 + breaks.NAMES.index("gradient of scores not summed")
+    done = run("breaks", str(number), answers=f"ledger\nlosses\nverify\n{letter_of(number)}\n")
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"Fault {number} of 58 is planted: mixtral, tp 3." in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("all_reduce(sum) [7, 2]")]
+    assert [line[-2:] for line in lines] == [["8", "4"]]  # one of two blocks lacks its sum
+    assert "blocks.1.mlp.router (gradient of the input" in done.stdout
+    assert done.stdout.endswith("SCORE  7 of 10\n")
+
+
 def test_who_ends_is_told_what_it_was() -> None:
     done = run("breaks", "2", answers="end\n")
     assert done.stdout.endswith(f"It is: {FAULTS[breaks.NAMES[1]].mistake}\nSCORE  0 of 10\n")
