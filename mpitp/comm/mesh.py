@@ -19,7 +19,7 @@ from typing import Any
 
 from mpitp.comm.group import Group
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
-from mpitp.comm.own_group import Wrap, refuse_bypassed
+from mpitp.comm.own_group import Wrap, refuse_bypassed, refuse_unmakeable
 from mpitp.comm.serial import SerialGroup
 from mpitp.comm.weights import Weights, check_weights
 from mpitp.errors import ConfigError, UsageError
@@ -103,6 +103,7 @@ def make_mesh(
     Raises ConfigError when the sizes don't make the number of ranks, for weights that don't fit them, and for a group
     whose sums layers would pass by.
     """
+    refuse_unmakeable(wrap)
     around = wrap or (lambda group: group)
     whole = around(world)
     refuse_bypassed(whole)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,7 @@ def load_group(name: str) -> Wrap:
     if not (isinstance(found, type) and issubclass(found, Group)):
         what = "has no such class" if found is None else f"is {found!r}"
         raise ConfigError(f"{name}: {what}; expected a subclass of Group, best of mpitp.comm.ForwardingGroup")
+    refuse_unmakeable(found, name)
     _refuse_bypassed(found)
     make: Wrap = found
 
@@ -79,6 +81,25 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.modules[label] = module  # dataclasses look there for what their annotations mean
     spec.loader.exec_module(module)
     return module
+
+
+def refuse_unmakeable(kind: Any, name: str = "") -> None:
+    """Raise ConfigError for a class that can't be made with the library's group alone; other callables may be any."""
+    if not isinstance(kind, type):
+        return
+    label = name or kind.__name__
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise ConfigError(
+            f"{label} lacks {', '.join(missing)}, which every Group has; derive it from mpitp.comm.ForwardingGroup, "
+            "which hands on to the library's group what you don't write"
+        )
+    try:
+        signature(kind).bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"{label} is made with the library's group as its only argument, but its __init__ takes {signature(kind)}; "
+            "give the others defaults, or derive a class that calls super().__init__(inner, ...) with them"
+        ) from None
 
 
 def refuse_bypassed(group: Group) -> None:

@@ -9,13 +9,14 @@ run many times before any backward.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpitp.backend.arrays import Array
-from mpitp.errors import PlacementError
+from mpitp.errors import ConfigError, PlacementError
 from mpitp.layers.algebra import Algebra
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.param import Param
@@ -144,6 +145,8 @@ def typed_layers(layers: Mapping[str, Layer], incoming: ArrayType) -> dict[str, 
     order = list(walk(layers))
     for name, layer in order:
         _refuse_lost(name, layer)
+    for name, layer in layers.items():
+        _refuse_uncallable(name, layer)
     for name, layer in order:
         setattr(layer, "placements", _noting(name, layer, found))  # noqa: B010  (hides the method on this object)
     try:
@@ -166,6 +169,36 @@ def _refuse_lost(name: str, layer: Layer) -> None:
                 cure="name it there",
                 place=name,
             )
+
+
+def _refuse_uncallable(name: str, layer: Layer) -> None:
+    """A model calls forward(x, run) and backward(dy, ctx) of each of its own layers."""
+    for phase, (given, other) in ((FORWARD, ("x", "run")), (BACKWARD, ("dy", "ctx"))):
+        own = inspect.signature(getattr(layer, phase))
+        try:
+            own.bind(None, None)
+        except TypeError:
+            words = str(own).replace("(", "(self, ", 1).partition(" ->")[0]
+            kind, default = type(unwrapped(layer)).__name__, "=None" if phase == FORWARD else ""
+            being = "run being the pass at hand" if phase == FORWARD else "ctx being what forward has returned behind y"
+            raise PlacementError(
+                f"{kind}.{phase}{words} can't be called as {phase}({given}, {other})",
+                cure=f"write def {phase}(self, {given}, {other}{default}), {being}",
+                place=name,
+            ) from None
+
+
+def given_by(layer: Layer, given: Any, name: str = "") -> tuple[Array, Any]:
+    """What a layer's forward has given: y and its context. Raises ConfigError for anything else, such as y alone."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return given
+    shape = getattr(given, "shape", None)
+    what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"{given!r:.60}"
+    what = what if shape is None else f"an array {list(shape)}"
+    raise ConfigError(
+        f"{name}{': ' * bool(name)}{type(unwrapped(layer)).__name__}.forward returns {what}, expected y and its "
+        "context; end it with `return y, ctx`, where ctx is all that backward needs (None where that is nothing)"
+    )
 
 
 def _noting(name: str, layer: Layer, found: dict[str, TypedLayer]) -> Any:

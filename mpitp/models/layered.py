@@ -19,7 +19,7 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.balance import Balance, BalanceRule
 from mpitp.layers.cached_attention import Caches
-from mpitp.layers.layer import Layer, TypedLayer, typed_layers, unwrapped
+from mpitp.layers.layer import Layer, TypedLayer, given_by, typed_layers, unwrapped
 from mpitp.layers.loss import CrossEntropyContext, VocabParallelCrossEntropy
 from mpitp.layers.mappings import GatherFromTP
 from mpitp.layers.param import Param
@@ -76,7 +76,7 @@ def _ignore(name: str) -> None:
 def _forward_all(layers: Iterable[Layer], x: Array, run: Pass) -> tuple[Array, list[Any]]:
     ctxs = []
     for layer in layers:
-        x, ctx = layer.forward(x, run)
+        x, ctx = given_by(layer, layer.forward(x, run))
         ctxs.append(ctx)
     return x, ctxs
 

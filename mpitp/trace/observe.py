@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mpitp.backend.arrays import Array
 from mpitp.layers.array_type import ArrayType
-from mpitp.layers.layer import BACKWARD, FORWARD, Layer
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, given_by
 from mpitp.models.layered import LayeredModel
 
 
@@ -44,7 +45,12 @@ def observe(model: LayeredModel, observer: LayerObserver) -> None:
 
 
 def _shown(observer: LayerObserver, spot: Spot, phase: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(*args: Any) -> tuple[Array, Any]:
+        return given_by(spot.layer, run(*args), spot.name)
+
+    once = forward if phase == FORWARD else run
+
     def shown(*args: Any) -> Any:
-        return observer.around_layer(spot, phase, args, lambda: run(*args))
+        return observer.around_layer(spot, phase, args, lambda: once(*args))
 
     return shown

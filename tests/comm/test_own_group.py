@@ -96,6 +96,29 @@ def test_what_can_not_be_loaded_is_told(name: str, said: str, file: str) -> None
         load_group(name.format(file=file))
 
 
+class Chunked(ForwardingGroup):
+    """Wants to know more than its inner group."""
+
+    def __init__(self, inner: Group, chunk: int) -> None:
+        super().__init__(inner)
+        self.chunk = chunk
+
+
+class Bare(Group):
+    """Has none of the methods that a group must have."""
+
+
+def test_one_that_can_not_be_made_is_told() -> None:
+    said = r"Chunked is made with the library's group as its only .* takes \(inner: 'Group', chunk: 'int'\).* defaults"
+    for make in (lambda: load_group(f"{__name__}:Chunked"), lambda: make_mesh(SerialGroup(), wrap=Chunked)):
+        with pytest.raises(ConfigError, match=said):
+            make()
+    with pytest.raises(ConfigError, match=r"Bare lacks all_gather, .*which every Group has; derive it from .*Forwa"):
+        load_group(f"{__name__}:Bare")
+    mesh = make_mesh(SerialGroup(), wrap=lambda group: Chunked(group, chunk=4))
+    assert isinstance(mesh.world, Chunked) and mesh.world.chunk == 4
+
+
 def test_one_that_says_another_place_is_refused(file: str) -> None:
     wrap = load_group(f"{file}:Elsewhere")
     with pytest.raises(ConfigError, match=r"made with rank \d of 2, it says rank 0 of 2"):

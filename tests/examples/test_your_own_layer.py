@@ -7,7 +7,9 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from examples import your_own_layer
 from examples.your_own_layer import CONFIG, Forgotten, GatedBottleneck, complaint, make_model, run
 from mpitp.comm import Group, SerialGroup, abstract_mesh, run_threads
-from mpitp.errors import PlacementError
+from mpitp.errors import ConfigError, PlacementError
 from mpitp.layers import make_site
 from mpitp.verify.batches import random_batch
 from mpitp.verify.command import default_tolerance
@@ -87,6 +89,36 @@ def test_what_every_rank_is_told_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
 def test_types_that_are_forgotten_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GatedBottleneck, "placements", lambda self, incoming: None)
     with pytest.raises(PlacementError, match=r"bottleneck: placements\(\) of GatedBottleneck returns None; it must"):
+        make_model(make_site(SerialGroup()))
+
+
+def test_a_forward_without_its_context_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pass, and where every layer is looked at, inside others too; two rows would unpack in silence."""
+    original = GatedBottleneck.forward
+    monkeypatch.setattr(GatedBottleneck, "forward", lambda self, x, run=None: original(self, x, run)[0])
+    with pytest.raises(ConfigError, match=r"^GatedBottleneck.forward returns an array \[18, 12\], .*`return y, ctx`"):
+        run(SerialGroup())
+    observed = r"^bottleneck: GatedBottleneck.forward returns an array \[\d+, 12\], expected y and its context"
+    site, batch = make_site(SerialGroup(), dtype="float64"), random_batch(CONFIG, batch=2, seq=9, seed=3)
+    with pytest.raises(ConfigError, match=observed):
+        verify(site, make_model, batch, Settings(default_tolerance("float64", is_exact=False)))
+    monkeypatch.setattr(GatedBottleneck, "forward", lambda self, x, run=None: (*original(self, x, run), None))
+    with pytest.raises(ConfigError, match=r"^GatedBottleneck.forward returns a tuple of 3"):
+        run(SerialGroup())
+
+
+@pytest.mark.parametrize(
+    ("phase", "wrong", "cure"),
+    [
+        ("forward", lambda self, x: (x, None), r"write def forward\(self, x, run=None\)"),
+        ("backward", lambda self, dy: dy, r"write def backward\(self, dy, ctx\), ctx being what forward has returned"),
+    ],
+)
+def test_passes_that_a_model_can_not_call_are_told(
+    phase: str, wrong: Callable[..., Any], cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GatedBottleneck, phase, wrong)
+    with pytest.raises(PlacementError, match=rf"^bottleneck: GatedBottleneck.{phase}\(self, d?[xy]\) can't be.*{cure}"):
         make_model(make_site(SerialGroup()))
 
 
