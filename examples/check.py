@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # as a script it finds its neighbours; they call themselves examples.*
 
 from mpitp.backend.threads import limit_blas_threads  # noqa: E402
+from mpitp.comm.abort import INTERRUPTED  # noqa: E402
 
 USAGE = "usage: check.py --list | EXAMPLE | breaks [NUMBER]      (python examples/check.py --list names the examples)"
 BLANK = "___"
@@ -186,4 +187,8 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        sys.exit(INTERRUPTED)

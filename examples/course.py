@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,20 @@ def on_ranks(program: Callable[[Group], Any], ranks: int = 3) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends also a rank that waits inside of MPI
         program(world_group())
     else:
+        sys.excepthook = told
         try:
             run_threads(ranks, program)
         except BrokenPipeError:  # who read has left, as in `... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(READER_LEFT)
+
+
+def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """How an example that ends says why: of Ctrl-C a line, of anything else Python's traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def say(group: Group, text: str = "") -> None:

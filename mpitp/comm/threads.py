@@ -211,7 +211,11 @@ def run_threads(size: int, fn: Callable[..., Any], *args: Any, timeout: float = 
     ranks = [_Rank(ThreadGroup(rank, table), job, fn, args) for rank in range(size)]
     for rank in ranks:
         rank.start()
-    _join_all(ranks, job, timeout)
+    try:
+        _join_all(ranks, job, timeout)
+    except KeyboardInterrupt:  # it comes to this thread alone: the ranks end where they next wait for one another
+        _let_go(ranks, job)
+        raise
     failures = sorted((rank.failed_at, rank.group.rank) for rank in ranks if rank.error is not None)
     if failures:
         _raise_first([ranks[number] for _, number in failures], size)
@@ -272,12 +276,17 @@ def _join_all(ranks: list[_Rank], job: _Job, timeout: float) -> None:
 
 def _give_up(ranks: list[_Rank], stuck: list[_Rank], job: _Job, timeout: float) -> None:
     places = "".join(_where(rank) for rank in stuck)
-    job.fail()
-    for rank in stuck:
-        rank.join(1.0)
+    _let_go(stuck, job)
     raise TimeoutError(
         f"{len(stuck)} of {len(ranks)} ranks had not ended after {timeout:g} s of waiting for one another{places}"
     )
+
+
+def _let_go(ranks: list[_Rank], job: _Job) -> None:
+    """Break all meetings, and wait a little for the ranks to notice."""
+    job.fail()
+    for rank in ranks:
+        rank.join(1.0)
 
 
 def _where(rank: _Rank) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from examples.planted_bugs import COURSE, FAULTS, choices, course_config
 from mpitp.comm import Group, run_threads
+from mpitp.comm.abort import INTERRUPTED
 from mpitp.layers import Site, make_site
 from mpitp.models import CausalLM, new_model
 from mpitp.verify.batches import random_batch
@@ -198,3 +200,20 @@ def test_a_reader_who_leaves_gets_no_traceback() -> None:
         process.stdout.close()
         said = process.stderr.read().decode()
     assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [(["12_what_breaks.py"], "PROOF"), (["check.py", "03"], "03")],
+    ids=["ranks work", "at a question"],
+)
+def test_ctrl_c_gives_a_line_and_no_traceback(words: list[str], first: str) -> None:
+    """The one Ctrl-C ends all ranks, which are threads."""
+    command = [sys.executable, str(EXAMPLES / words[0]), *words[1:]]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_COMM", "COVERAGE"))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=env | {"PYTHONUNBUFFERED": "1"}, **pipes) as child:
+        assert child.stdout is not None and child.stdout.readline().startswith(first)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=SECONDS)
+    assert said == "\nstopped by Ctrl-C\n" and child.returncode in (INTERRUPTED, -signal.SIGINT)

@@ -93,7 +93,8 @@ result.second = [$("code-place").textContent, $("code-text").textContent, $("cod
 
 $("code").close();
 $("chapter").value = "optimizer"; $("chapter").dispatchEvent(new Event("input")); result.chapter = state();
-press("f"); result.presents = [document.body.className, getComputedStyle($("timeline")).display]; press("f");
+press("f"); result.scrollbar = getComputedStyle(document.documentElement).scrollbarWidth;
+result.presents = [document.body.className, getComputedStyle($("timeline")).display]; press("f");
 press("F5"); press("b"); press("PageDown"); result.darkened = [document.body.className, stops.size, state()[2]];
 press("."); result.darkened.push(document.body.className); press("."); press("F5"); show(5);
 const lowest = $("about").firstElementChild.getBoundingClientRect().bottom;
@@ -111,6 +112,9 @@ $("question").querySelector("button[value=answer]").click();
 result.reason = $("verdict").textContent; press("q");
 makeSlides(); result.slides = document.querySelectorAll("#slides .slide").length;
 result.printed = document.querySelectorAll("#slides .slide")[5].querySelector("canvas").getBoundingClientRect().width;
+const sheets = [...document.querySelectorAll("#slides .slide")[6].querySelectorAll(".sheet")];
+result.sheets = sheets.map(node => [...node.querySelectorAll("figcaption, .caption")].map(each => each.textContent));
+result.left = [onPaper, document.querySelectorAll("#slides .controls, #arrays .sheet").length];
 result.tall = [...document.querySelectorAll("#slides .slide .arrays")].filter(node => node.scrollHeight > 720).length;
 """
     + TELL
@@ -188,6 +192,12 @@ def test_the_tour_of_a_page_with_several_films(tmp_path: Path) -> None:
     assert found["notes"][0].startswith("7 of 55. blocks.0.attention.out") and any("Ask: " in n for n in found["notes"])
     assert found["reason"].startswith("right: yes, all_reduce sum") and guide(film_of().ops[1]).why in found["reason"]
     assert found["slides"] == 55 and found["tall"] == 0
+    assert found["scrollbar"] == "none" and found["left"] == [False, 0]
+    whole, conjugate = found["sheets"]  # on paper all rounds of the sum are seen, and what the other pass does
+    assert whole[0].startswith("by ring, before: 4 rounds; rank 0 sends 84 B") and whole[1] == "before"
+    told = {1: "adds up", 2: "adds up", 3: "is kept", 4: "is kept"}
+    assert whole[2:] == [f"round {number}: what comes {what}" for number, what in told.items()]
+    assert conjugate[0] == "nothing is sent"
 
 
 @needs_chromium

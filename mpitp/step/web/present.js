@@ -61,6 +61,7 @@ const SLIDE_HEIGHT = 700, SLIDE_ZOOMS = [1.4, 1.1, .85, .6, .45, .35];
 function makeSlides() {
   const theme = document.documentElement.dataset.theme, box = $("slides"), kept = canvases;
   document.documentElement.dataset.theme = "light";
+  onPaper = true;
   box.replaceChildren();
   for (const op of film.ops) {
     const arrays = element("div", {class: "arrays"}), told = element("div", {class: "told"}, ...about(op));
@@ -77,6 +78,7 @@ function makeSlides() {
     for (const each of painted) each.paint();
   }
   canvases = kept;
+  onPaper = false;
   document.documentElement.dataset.theme = theme;
 }
 window.addEventListener("beforeprint", makeSlides);

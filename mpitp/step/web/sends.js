@@ -90,6 +90,20 @@ function sendsBox(kind, ranks, pieces, members = Array.from({length: ranks}, (_,
     toggle, round: () => state.round};
   return box;
 }
+/* All of it at once, for paper: before, and after each round; where there are many, the end alone. */
+const MOST_ON_PAPER = 8;
+function sendsSheet(kind, ranks, pieces, members, way) {
+  const rounds = (data.schedules[ranks][kind] || {})[way] || [], sheet = element("div", {class: "sends sheet"});
+  const first = rounds.length > MOST_ON_PAPER ? rounds.length : 0;
+  sheet.append(element("div", {class: "caption"}, `${rounds.length ? `by ${way}, ` : ""}${captionOf(kind, ranks, rounds, 0, pieces)}`));
+  for (let round = first; round <= rounds.length; round++) {
+    const picture = element("div", {class: "nodes"}), adds = round && rounds[round - 1][0][3];
+    drawNodes(picture, kind, members, rounds, round, false);
+    const told = round ? `round ${round}: what comes ${adds ? "adds up" : "is kept"}` : rounds.length ? "before" : "";
+    sheet.append(element("figure", {}, element("figcaption", {}, told), picture));
+  }
+  return sheet;
+}
 function captionOf(kind, ranks, rounds, round, pieces) {
   if (ranks === 1) return "one rank alone: nothing is sent";
   if (!rounds.length) return "nothing is sent";
@@ -152,13 +166,15 @@ function travel(parcel, [x1, y1], [x2, y2], top, moves) {
   requestAnimationFrame(frame);
 }
 
+let onPaper = false;  /* slides are made */
 let player = null;  /* of the collective at hand */
 let kept = {};  /* its state, so that drawing it anew doesn't begin it anew */
 function sendsCard(op) {
   const kind = kindOf(op), key = `${data.films.indexOf(film)} ${op.number}`, members = op.groups[0];
-  if (kept.key !== key) kept = {key, state: newState(kind, members.length)};
-  const box = sendsBox(kind, members.length, piecesOf(op), members, kept.state);
-  player = box.player;
+  if (!onPaper && kept.key !== key) kept = {key, state: newState(kind, members.length)};
+  const box = onPaper ? sendsSheet(kind, members.length, piecesOf(op), members, newState(kind, members.length).way)
+    : sendsBox(kind, members.length, piecesOf(op), members, kept.state);
+  if (!onPaper) player = box.player;
   const way = op.collective.startsWith("all_reduce_in_order")
     ? "drawn as a plain sum; the ordered one adds blocks from left to right, slice by slice" : "";
   const halves = element("div", {class: "halves"}, box);
@@ -173,5 +189,6 @@ function otherPass(op, kind, members) {
   const note = op.phase === "backward" && kind === "all_reduce"
     ? "every rank used the same array here: its gradient is the sum of theirs" : why;
   return element("div", {class: "conjugate"}, element("b", {}, `in ${other.phase}: ${NAMES_OF[name] || name}`),
-    sendsBox(name, members.length, pieces, members), element("div", {class: "note"}, note));
+    (onPaper ? sendsSheet : sendsBox)(name, members.length, pieces, members, onPaper ? newState(name, members.length).way : undefined),
+    element("div", {class: "note"}, note));
 }
