@@ -32,6 +32,8 @@ LAYOUTS = {
     "pp 2, zb": Wish(ranks=2, layout=Layout(pp=2, schedule="zb")),
     "pp 2, dp 2, interleaved": Wish(ranks=4, layout=Layout(pp=2, dp=2, schedule="interleaved")),
     "dp 2, tp 2, ZeRO-1": Wish(ranks=4, layout=Layout(dp=2, zero=1)),
+    "dp 2, ZeRO-3": Wish(ranks=2, layout=Layout(dp=2, zero=3)),
+    "dp 2, tp 2, invariant": Wish(ranks=4, layout=Layout(dp=2), invariant=True),
     "cp 2, tp 2": Wish(ranks=4, layout=Layout(cp=2)),
 }
 

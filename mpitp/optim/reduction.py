@@ -119,13 +119,13 @@ class InOrder(Reduction):
     updates its rows.
     """
 
-    def __init__(self, model: LayeredModel, zero: int = 0) -> None:
+    def __init__(self, model: LayeredModel, zero: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.shards, self.zero = make_shards(model.named_params(), model.site.mesh), zero
         self.counted = [(shard.name, shard.param) for shard in self.shards]
         self.params = [(shard.name, shard.piece) for shard in self.shards] if zero else self.counted
         self.totals: dict[str, Array] = {}
         self.rounds = self.rounds_done = 0
-        self.buckets = _buckets(model, self.shards, model.site.mesh, BUCKET_BYTES, is_scattered=True) if zero else []
+        self.buckets = _buckets(model, self.shards, model.site.mesh, bucket_bytes, is_scattered=True) if zero else []
 
     def begin(self, rounds: int) -> None:
         self.rounds, self.rounds_done = rounds, 0
@@ -166,4 +166,4 @@ def _like(param: Param) -> Array:
 
 def make_reduction(model: LayeredModel, zero: int = 0, bucket_bytes: int = BUCKET_BYTES) -> Reduction:
     """The one for a model on its site."""
-    return InOrder(model, zero) if model.site.num_blocks else InBuckets(model, zero, bucket_bytes)
+    return InOrder(model, zero, bucket_bytes) if model.site.num_blocks else InBuckets(model, zero, bucket_bytes)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from mpitp.step.film import Array, Film, Message, Op, RankOp
+from mpitp.step.film import WEIGHTS, Array, Film, Message, Op, RankOp
 from mpitp.trace.traffic import wire_bytes
 
 Coordinates = Sequence[Mapping[str, int]]
@@ -192,16 +192,21 @@ def _link(ops: list[Op]) -> None:
     belong together; a send and the last receive there, a receive and the last send.
     """
     first: dict[tuple[str, str, int], Op] = {}
-    for op in sorted(ops, key=lambda op: not op.collective):
+    for op in sorted((op for op in ops if not _is_again(op)), key=lambda op: not op.collective):
         first.setdefault((op.layer, op.phase, op.microbatch), op)
     messages = {(op.layer, op.phase, op.microbatch, op.collective): op for op in ops if op.collective in _OTHER}
     for op in ops:
         phase = "backward" if op.phase == "forward" else "forward"
         place = op.layer, phase, op.microbatch
         other = messages.get((*place, _OTHER[op.collective])) if op.collective in _OTHER else first.get(place)
-        if op.collective and other is not None:
+        if op.collective and other is not None and not _is_again(op):
             op.conjugate = other.number
             other.conjugate = other.conjugate or op.number
+
+
+def _is_again(op: Op) -> bool:
+    """Weights that backward gathers once more (ZeRO-3): the conjugate of forward's gather is the scatter of dW."""
+    return op.subject == WEIGHTS and op.phase == "backward"
 
 
 _OTHER = {"send": "recv", "recv": "send"}

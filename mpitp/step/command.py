@@ -39,6 +39,8 @@ examples:
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
   mpitp step --dp 2 --zero 1 --rows                each replica updates its rows of the weights
+  mpitp step --dp 2 --zero 3                       weights gathered for each layer and forgotten behind it
+  mpitp step --dp 2 --invariant                    gradients added in the order of their microbatches
   mpitp step -n 4 --cp 2 --sequence-parallel       keys round a ring of two, beside tp = 2
   mpitp step --preset mixtral --ep 2               experts on two ranks: who sends which rows to whom
   mpitp step --list                                all operations, one a line
@@ -74,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_axes(parser)
     parser.add_argument(
-        "--invariant", action="store_true", help="the mode that is equal to the last bit in all layouts"
+        "--invariant", action="store_true", help="the mode that is equal to the last bit in all layouts (tp, pp and dp)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of fresh weights and random tokens")
     parser.add_argument("--at", type=int, default=1, metavar="K", help="begin at operation K")
@@ -101,8 +103,8 @@ def _add_axes(parser: argparse.ArgumentParser) -> None:
         help="of the stages; interleaved: two parts of the model each; zb: weight gradients put off",
     )  # fmt: skip
     axes.add_argument(
-        "--zero", type=int, choices=(0, 1, 2), default=0,
-        help="ZeRO: replicas keep rows of the moments (1), of the gradients too (2)",
+        "--zero", type=int, choices=(0, 1, 2, 3), default=0,
+        help="ZeRO: replicas keep rows of the moments (1), of the gradients too (2), of the weights too (3)",
     )  # fmt: skip
     axes.add_argument(
         "--microbatches", type=int, default=0, metavar="N", help="sequences of a replica; default: one a stage"

@@ -8,11 +8,12 @@ from typing import Any
 
 from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import Algebra, Join, Segment, Sum
-from mpitp.layers.array_type import ArrayType
-from mpitp.layers.layer import FORWARD, Layer
+from mpitp.layers.array_type import PARTIAL, ArrayType
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer
 from mpitp.layers.mappings import GatherFromSP, ReduceScatterToSP
 from mpitp.layers.param import Param
 from mpitp.step.film import Shown, Telling
+from mpitp.step.letters import TP
 from mpitp.trace.observe import Spot
 
 # Pairs that the algebra of a linear doesn't tell of.
@@ -101,3 +102,19 @@ class Frame:
 def own_params(layer: Layer) -> dict[str, Param]:
     """Those that belong to the layer itself, not to layers inside it."""
     return {name: child for name, child in layer.children().items() if isinstance(child, Param)}
+
+
+def given_type(spot: Spot, phase: str) -> ArrayType:
+    """What the layer is given in this pass."""
+    return spot.incoming if phase == FORWARD else spot.outgoing.gradient
+
+
+def used_type(spot: Spot, algebra: Algebra, phase: str) -> ArrayType:
+    """What its own work takes: x behind the pair at its entry, dy behind the one at its exit."""
+    if phase == FORWARD and algebra.entry:
+        return getattr(spot.layer, algebra.entry).placements(spot.incoming)
+    if phase == BACKWARD and algebra.exit:
+        summands = spot.outgoing.changed(TP, PARTIAL)
+        if getattr(spot.layer, algebra.exit).placements(summands).letters == spot.outgoing.letters:
+            return summands.gradient
+    return given_type(spot, phase)

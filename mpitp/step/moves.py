@@ -23,6 +23,7 @@ _NAMES = {str(TAG_KEYS): "kv", str(TAG_GRADIENTS): "dkv", str(TIED_TAG): "dE"}  
 MESSAGE, EXCHANGE = "message", "exchange"  # what they are to the tour
 _RING, _HEADS = "mpitp.layers.ring_keys:RingKeys.attend", "mpitp.layers.heads_keys:HeadsKeys.attend"
 _STAGES, _BUCKETS = "mpitp.pipeline.runner:PipelineRunner.__call__", "mpitp.optim.reduction:InBuckets.layer_done"
+_IN_ORDER = "mpitp.optim.reduction:InOrder.batch_done"
 _BACK_AND_FORTH = "all-to-all forward, all-to-all backward"
 _TOLD = {
     "x": ("x goes on to the next stage", "started, not waited for; dx comes back on this way"),
@@ -118,6 +119,17 @@ class Moves:
         if kind == "reduce_scatter":
             told, note = f"{told}, of which each keeps its rows", f"{note}; each updates its rows only"
         return Telling(GRADIENTS, phase, kind, told, note, pair, kind, GRADIENTS, _BUCKETS)
+
+    def in_order_telling(self, name: str, kind: str, axis: str) -> Telling:
+        """The gradient of the parameter `name` in the invariant mode, one round of microbatches."""
+        note = (
+            "a parameter and a round of microbatches: rank 0 goes on from the sum so far, so that gradients are added "
+            "in the order of their microbatches, whoever has them"
+        )
+        pair = "weights alike on all replicas forward, their gradients summed backward"
+        over, place = axis.replace("+", " and "), f"{GRADIENTS}.{name}"
+        told = f"dW = ((dW so far + dW of rank 0) + dW of rank 1) + ... along {over}"
+        return Telling(place, BACKWARD, kind, told, note, pair, kind, GRADIENTS, _IN_ORDER)
 
 
 def _tag_of(call: Call) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from mpitp.backend.arrays import Array
 from mpitp.comm.group import Group, Pending
 from mpitp.comm.observed import Arrays, Call, GroupObserver, ObservedGroup
 from mpitp.layers.algebra import Algebra, Join, Move, Segment, Sum
-from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
+from mpitp.layers.array_type import REPLICATE, VARYING, ArrayType
 from mpitp.layers.deferral import Task
 from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.param import Param
@@ -28,8 +28,9 @@ from mpitp.models.batch import Batch
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.reduction import make_reduction
 from mpitp.step.contents import joined, stacked
+from mpitp.step.dealt import DEALT, Dealing
 from mpitp.step.film import WEIGHT_GRADS, Memory, Message, RankOp, Shown, Telling
-from mpitp.step.frame import Frame, algebra_of, own_params
+from mpitp.step.frame import Frame, algebra_of, given_type, own_params, used_type
 from mpitp.step.held import Held, captured
 from mpitp.step.later import WatchedDeferral, halves
 from mpitp.step.letters import COLLECTIVES, TP, Letters
@@ -71,6 +72,9 @@ class Recorder(LayerObserver, GroupObserver):
     ops: list[RankOp] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     pieces: list[Param] = field(default_factory=list)  # rows of them that this rank updates for others (ZeRO)
+    is_dealt: bool = False  # each replica updates rows of the parameters (ZeRO)
+    totals: Mapping[str, Array] = field(default_factory=dict)  # gradients so far, of the invariant mode
+    in_order: Iterator[str] | None = None  # of the invariant mode: whose gradients replicas add next
     letters: Letters = Letters()  # noqa: RUF009 (it is frozen)
     moves: Moves | None = None
     is_open: bool = False  # what is outside of layers counts too
@@ -84,9 +88,17 @@ class Recorder(LayerObserver, GroupObserver):
     _inputs: dict[tuple[str, int], list[dict[str, Shown]]] = field(default_factory=dict)  # of a layer in a microbatch
     _messages: Counter[Message] = field(default_factory=Counter)
     _last: Shown | None = None  # what the newest operation made
+    dealing: Dealing = field(init=False)  # of weights that are whole only while a layer runs
+    _begun: str = ""  # a layer of the model itself whose turn has begun before it runs
 
     def __post_init__(self) -> None:
         self.deferral = WatchedDeferral(self._put_off)
+        self.dealing = Dealing(self)
+
+    @property
+    def phase(self) -> str:
+        """Of the turn at hand."""
+        return self._turns.now.phase
 
     def watch(self, model: LayeredModel) -> None:
         """See every pass through `model`, on a mesh of several axes what is between layers too."""
@@ -96,12 +108,26 @@ class Recorder(LayerObserver, GroupObserver):
         self.moves = Moves(mesh, model.site.batch_type, model.site.sequence_parallel, len(model.chunks))
         self._turns.chunks = {name: number for number, chunk in enumerate(model.chunks) for name in chunk.names}
         observe(model, self)
+        self.dealing.watch(model)
+
+    def begin(self, name: str, phase: str, ctx: Any) -> None:
+        """A layer of the model itself begins. `ctx`: what its backward is given."""
+        if self._begun == name:
+            self._begun = ""
+        else:
+            self._begin_turn(self._turns.of(name, phase, ctx))
+
+    def begin_early(self, name: str, phase: str, ctx: Any) -> None:
+        """Something is done for a layer of the model itself before it runs."""
+        self.begin(name, phase, ctx)
+        self._begun = name
 
     def around_layer(self, spot: Spot, phase: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         if self._stack:
-            self._before(self._stack[-1], spot.name.rpartition(".")[2], _given_type(spot, phase), args[0])
+            self._before(self._stack[-1], spot.name.rpartition(".")[2], given_type(spot, phase), args[0])
         else:
-            self._begin_turn(self._turns.of(spot.name, phase, args[-1]))
+            self.begin(spot.name, phase, args[-1])
+            self.dealing.entered(spot.name)
         frame = self._frame(spot, phase, args)
         self._stack.append(frame)
         result = run()
@@ -116,6 +142,8 @@ class Recorder(LayerObserver, GroupObserver):
         made = result[0] if phase == FORWARD else result
         self._end(frame, made)
         self._name_made(spot.name)
+        if not self._stack:
+            self.dealing.left(spot.name)
         for parent in self._stack[-1:]:
             parent.newest, parent.began = made, time.perf_counter()
             if parent.spot.layer.algebra is None and self._last is not None:
@@ -138,7 +166,7 @@ class Recorder(LayerObserver, GroupObserver):
         if call.op in ("send", "recv"):
             return self._message(moves, call, arrays, group, run)
         if not self._stack:
-            return self._gradients(moves, call, arrays, group, run) if call.op in SUMS else run()
+            return self._between(moves, call, arrays, group, run)
         if not (arrays or call.op in COLLECTIVES):
             return run()
         frame, op = self._stack[-1], f"{call.op} {call.detail}".strip()
@@ -226,17 +254,21 @@ class Recorder(LayerObserver, GroupObserver):
             op.microbatch = moves.microbatch_of(call, self._turns.now.microbatch)
         return result
 
+    def _between(self, moves: Moves, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
+        """What no layer calls: weights and gradients on their way between replicas."""
+        if self.dealing.is_on and call.op in DEALT:
+            return self.dealing.tell(call, arrays, moves.axis_of(group), run)
+        return self._gradients(moves, call, arrays, group, run) if call.op in SUMS else run()
+
     def _gradients(self, moves: Moves, call: Call, arrays: Arrays, group: ObservedGroup, run: Callable[[], Any]) -> Any:
         """A sum of gradients over replicas, behind backward."""
-        axis, kind = moves.axis_of(group), f"{call.op} {call.detail}" if call.op == "all_reduce" else call.op
-        given = self.letters.shown(
-            "dW_partial", self.letters.changed(moves.whole, axis, PARTIAL), picture_of(arrays[0])
-        )
+        axis, kind = moves.axis_of(group), f"{call.op} {call.detail}" if call.op != "reduce_scatter" else call.op
+        given, made = (self.letters.changed(moves.whole, axis, letter) for letter in COLLECTIVES[call.op])
+        shown = self.letters.shown("dW_partial", given, picture_of(joined(arrays, call.shape)), "in")
         began, result = time.perf_counter(), run()
-        made = self.letters.shown(
-            "dW", self.letters.changed(moves.whole, axis, COLLECTIVES[call.op][1]), picture_of(result)
-        )
-        self.add(moves.sum_telling(kind, axis, BACKWARD), [_as_input(given), made], began, arrays).axis = axis
+        name = next(self.in_order) if self.in_order is not None else ""
+        telling = moves.in_order_telling(name, kind, axis) if name else moves.sum_telling(kind, axis, BACKWARD)
+        self.add(telling, [shown, self.letters.shown("dW", made, picture_of(result))], began, arrays).axis = axis
         return result
 
     def _exchange(
@@ -270,13 +302,13 @@ class Recorder(LayerObserver, GroupObserver):
         past = shown[algebra.name("x")]
         if phase == BACKWARD and array is not None:  # where ids came out there is no gradient
             name = algebra.name("dy")
-            past = shown[name] = self.letters.shown(name, _used_type(spot, algebra, phase), picture_of(array))
+            past = shown[name] = self.letters.shown(name, used_type(spot, algebra, phase), picture_of(array))
         return Frame(spot, phase, algebra, array, past, shown | self._params_of(spot, algebra), number)
 
     def _inputs_of(self, spot: Spot, algebra: Algebra, args: tuple[Any, ...]) -> dict[str, Shown]:
         """What forward is given: x, and what the algebra says to come behind it."""
         name = algebra.name("x")
-        found = {name: self.letters.shown(name, _used_type(spot, algebra, FORWARD), picture_of(args[0]))}
+        found = {name: self.letters.shown(name, used_type(spot, algebra, FORWARD), picture_of(args[0]))}
         for each, array in zip(algebra.beside, args[1:], strict=False):
             rows = array.reshape(len(array), -1)
             found[each] = self.letters.shown(each, spot.outgoing, picture_of(rows))
@@ -391,28 +423,13 @@ class Recorder(LayerObserver, GroupObserver):
 
     def _memory(self) -> Memory:
         grads = sum(param.grad.nbytes for param in (*self.params, *self.pieces) if param.grad is not None)
+        grads += sum(total.nbytes for total in self.totals.values())
         return Memory(
-            sum(param.data.nbytes for param in self.params),
+            sum(param.data.nbytes for param in self.params) + sum(self.dealing.beside.values()),
             grads,
             self._held.nbytes,
             self.moments,
         )
-
-
-def _given_type(spot: Spot, phase: str) -> ArrayType:
-    """What the layer is given in this pass."""
-    return spot.incoming if phase == FORWARD else spot.outgoing.gradient
-
-
-def _used_type(spot: Spot, algebra: Algebra, phase: str) -> ArrayType:
-    """What its own work takes: x behind the pair at its entry, dy behind the one at its exit."""
-    if phase == FORWARD and algebra.entry:
-        return getattr(spot.layer, algebra.entry).placements(spot.incoming)
-    if phase == BACKWARD and algebra.exit:
-        summands = spot.outgoing.changed(TP, PARTIAL)
-        if getattr(spot.layer, algebra.exit).placements(summands).letters == spot.outgoing.letters:
-            return summands.gradient
-    return _given_type(spot, phase)
 
 
 def _as_input(shown: Shown, name: str = "") -> Shown:

@@ -59,10 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def make_film(wish: Wish) -> Film:
     """Run one forward and backward pass on thread ranks and return every operation of it."""
     layout = wish.layout
-    if wish.invariant and (layout.num_batches > 1 or layout.others > 1):
-        raise UsageError("--invariant is shown along tp: leave out the other axes")
-    if layout.zero and layout.dp * layout.ep * layout.cp == 1:
-        raise UsageError(f"--zero {layout.zero} deals what replicas hold alike: give --dp, --ep or --cp too")
+    _check_zero(wish)
     ranks = wish.ranks if wish.ranks is not None else layout.others if layout.others > 1 else 3
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")
@@ -76,14 +73,32 @@ def make_film(wish: Wish) -> Film:
             f"--dp {layout.ep} for replicas"
         )
     layout = dataclasses.replace(layout, blocks=choose_blocks(wish.invariant, 0, config.heads))
+    layout.site_on(meshes[0])  # before anything runs: not all layouts have an invariant mode
     logs = run_threads(ranks, record, subject.make, batches, layout)
     film = assemble(_title(wish, subject, ranks), subject.facts, logs, _places(meshes))
     film.words, film.sizes, film.invariant = subject.words, subject.sizes, wish.invariant
     if isinstance(config, DecoderConfig) and _has_shared_heads(config, meshes[0].sizes["tp"], layout.blocks):
         _note_shared_heads(film)
     for op in film.ops:  # the blocks that were taken have their own numbers
-        op.layer = re.sub(r"^blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + subject.first_block}", op.layer)
+        op.layer = re.sub(r"\bblocks\.(\d+)", lambda found: f"blocks.{int(found[1]) + subject.first_block}", op.layer)
     return film
+
+
+def _check_zero(wish: Wish) -> None:
+    """Raise UsageError for a ZeRO that the layout can't have."""
+    layout = wish.layout
+    if layout.zero and layout.dp * layout.ep * layout.cp == 1:
+        raise UsageError(f"--zero {layout.zero} deals what replicas hold alike: give --dp, --ep or --cp too")
+    if layout.zero > 1 and wish.invariant:
+        raise UsageError(
+            f"--zero {layout.zero} adds gradients rows by rows as they come, and --invariant needs the order of the "
+            "microbatches: --zero 1 has it"
+        )
+    if layout.zero == 3 and layout.schedule == "zb" and layout.pp > 1:
+        raise UsageError(
+            "--zero 3 beside --schedule zb: weight gradients that are put off are made when whole weights are gone; "
+            "take another schedule, or --zero 2"
+        )
 
 
 def _subject(wish: Wish, mesh: Mesh) -> Subject:
@@ -102,7 +117,7 @@ def make_films(wish: Wish, rank_counts: Sequence[int | None]) -> tuple[list[Film
     if len(rank_counts) == 1:
         return [make_film(dataclasses.replace(wish, ranks=rank_counts[0]))], []
     films, left_out = [], []
-    is_plain_only = wish.layout.others > 1 or wish.layout.sequence_parallel
+    is_plain_only = wish.layout.cp > 1 or wish.layout.sequence_parallel or wish.layout.zero > 1
     for ranks in rank_counts:
         for invariant in (False,) if is_plain_only else (False, True):
             try:

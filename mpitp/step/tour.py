@@ -203,6 +203,16 @@ _AMONG: dict[str, Guide] = {  # what goes between stages, replicas and pieces of
         "Each replica has the moments of its own rows and has updated these: now all get the rows of the others.",
         "Without it every replica would compute the next step with some rows of the new weights and some of the old.",
     ),
+    "rows of weights": Guide(
+        "replicas",
+        "Each replica keeps some rows of W alone; the layer needs all of them, so they are gathered when it is to run.",
+        "Without it the layer would multiply by a part of W; kept whole, W would take its room on every replica.",
+    ),
+    "in order": Guide(
+        "replicas",
+        "The gradients of all microbatches are added in the order of their numbers, as one rank alone would add them.",
+        "A sum in another order rounds to other bits: the run would depend on the number of replicas.",
+    ),
     "gradients": Guide(
         "replicas",
         "Every replica has seen other sequences; their gradients add up to that of the whole batch.",
@@ -235,7 +245,9 @@ def guide(op: Op) -> Guide:
     if op.title == WEIGHT_GRADS:
         return _LATER
     if op.subject == WEIGHTS:
-        return _AMONG[WEIGHTS]
+        return _AMONG[WEIGHTS if op.phase == UPDATE else "rows of weights"]
+    if op.subject == GRADIENTS and kind == "all_reduce_in_order":
+        return _AMONG["in order"]
     if op.subject == GRADIENTS:
         return _AMONG["rows" if op.axis == "tp" else "gradients"]
     if kind == "all_gather" and (op.subject, op.phase) not in SUMS:

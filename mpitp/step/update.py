@@ -113,7 +113,7 @@ class Update:
     def _kind_of(self, param: Param) -> ArrayType:
         """With ZeRO what replicas hold alike is dealt to them by rows."""
         letters, kind = self.recorder.letters, self.recorder.letters.of_param(param)
-        axes = [axis for axis in data_axes(param.placement) if axis in letters.axes] if self.recorder.pieces else []
+        axes = [axis for axis in data_axes(param.placement) if axis in letters.axes] if self.recorder.is_dealt else []
         return letters.changed(kind, "+".join(axes), VARYING) if axes else kind
 
     def _shown(self, name: str, letter: str, array: Array) -> Shown:

@@ -28,6 +28,8 @@ LAYOUTS: dict[str, tuple[str, int, Layout]] = {
     "pp tied x tp, sp": ("qwen2", 4, Layout(pp=2, sequence_parallel=True)),
     "ZeRO-1 x tp": ("gpt2", 4, Layout(dp=2, zero=1)),
     "ZeRO-2 x pp": ("llama", 4, Layout(pp=2, dp=2, zero=2)),
+    "ZeRO-3 tied x tp": ("qwen2", 4, Layout(dp=2, microbatches=2, zero=3)),
+    "ZeRO-3 x pp": ("llama", 4, Layout(pp=2, dp=2, zero=3)),
     "uneven": ("llama", 12, Layout(pp=2, dp=2)),
     "all": ("gpt2", 16, Layout(pp=2, dp=2, cp=2, schedule="gpipe", microbatches=3)),
 }
