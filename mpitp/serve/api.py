@@ -117,14 +117,15 @@ def _mistake(error: RequestValidationError) -> tuple[str, str | None]:
     first = _nearest(error.errors())
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}", None
-    unknown = first["type"] == "extra_forbidden"
+    unknown, is_none = first["type"] == "extra_forbidden", first["type"] == "model_attributes_type"
     field = ".".join(part for part in map(str, first["loc"][1:]) if unknown or not _ALTERNATIVE.search(part))[:200]
     if first["type"] == "string_unicode":
         return f"{field.split('.')[0]} holds a half of a surrogate pair, which is no character", field.split(".")[0]
     if field.split(".")[0] in ("prompt", "input") and first["type"] != "missing":
         field = field.split(".")[0]
         return f"{field} must be a text, a list of texts, token ids or a list of these, and nothing of it empty", field
-    words = "is not known" if unknown else f"is wrong: {first['msg']}"
+    said = "expected a JSON object, with content-type: application/json" if is_none else first["msg"]
+    words = "is not known" if unknown else f"is wrong: {said}"
     return (f"{field} {words}" if field else f"the body {words}"), field or None
 
 

@@ -182,6 +182,11 @@ def test_bad_input(server: Served, path: str, body: Any, status: int, words: str
     assert words in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 
 
+def test_a_body_that_is_not_called_json(server: Served) -> None:
+    status, answer = ask(f"{server.url}/v1/completions", {"prompt": "a"}, **{"content-type": "text/plain"})
+    assert status == 400 and "a JSON object, with content-type: application/json" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"type": "integer", "minimum": 5, "maximum": 3}, False, 7])
 def test_a_schema_that_nothing_meets(server: Served, schema: Any) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]}
