@@ -71,12 +71,12 @@ class EncoderDecoderSource:
         return range(self.config.decoder.num_layers)
 
     def abstract(self, site: Site) -> EncoderDecoder:
-        """The model on a site without memory."""
-        return abstract_encoder_decoder(self.config, site)
+        """The model on a site without memory; of a mesh with stages, this rank's layers."""
+        return abstract_encoder_decoder(self.config, site, self.cutting)
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be laid on such a site. Nothing is allocated."""
-        abstract_encoder_decoder(self.config, site, self.cutting)
+        self.abstract(site)
 
     def make(self, site: Site) -> EncoderDecoder:
         """The model on `site`, a collective over its ranks."""

@@ -42,16 +42,17 @@ class EncoderSource:
         return range(self.config.num_layers)
 
     def abstract(self, site: Site, num_layers: int | None = None) -> LayeredModel:
-        """The model, or one of so many of its blocks, on a site without memory."""
+        """The model, or one of so many of its blocks, on a site without memory; of a mesh with stages, this rank's
+        layers.
+        """
         config = self.config if num_layers is None else replace(self.config, num_layers=num_layers)
-        return abstract_vision(config, site) if isinstance(config, VisionConfig) else abstract_encoder(config, site)
+        if isinstance(config, VisionConfig):
+            return abstract_vision(config, site, self.cutting)
+        return abstract_encoder(config, site, self.cutting)
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
-        if isinstance(self.config, VisionConfig):
-            abstract_vision(self.config, site, self.cutting)
-        else:
-            abstract_encoder(self.config, site, self.cutting)
+        self.abstract(site)
 
     def make(self, site: Site) -> LayeredModel:
         """The model on `site`, a collective over its ranks."""

@@ -45,6 +45,7 @@ from mpitp.layers.relative_bias import RelativeBias
 from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.site import Site
+from mpitp.layers.source_rows import OWN_SOURCES, WholeSources
 from mpitp.layers.summation import LibrarySum, OrderedSum, Summation
 from mpitp.ops.convolution import Geometry
 from mpitp.ops.groupwise import Grouping
@@ -271,7 +272,9 @@ class Builder:
         kv = self.column(("k", "v"), sizes.hidden, own, bias=sizes.qkv_bias)
         core = CrossHeads(heads, d, d**-0.5 if sizes.scale is None else sizes.scale, dropout)
         out = self.row("out", own, sizes.hidden, bias=sizes.out_bias, std=sizes.out_std)
-        return CrossAttention(q, kv, core, out, self.site.shard_type)
+        group = self.site.mesh["cp"]
+        sources = OWN_SOURCES if group.size == 1 else WholeSources(group)
+        return CrossAttention(q, kv, core, out, self.site.shard_type, sources)
 
     def relative_bias(self, heads: Share, buckets: Buckets, *, is_replica: bool = False) -> RelativeBias:
         """A number for each bucket of distances and each of this rank's heads. `is_replica`: another stage owns it."""

@@ -19,10 +19,11 @@ import numpy as np
 
 from mpitp.backend.arrays import Array, array_module, from_host
 from mpitp.backend.precision import wide_dtype
+from mpitp.comm.group import Group
 from mpitp.layers.algebra import Algebra, Segment, Sum
 from mpitp.layers.array_type import INVARIANT, PARTIAL, REPLICATE, VARYING, ArrayType, columns_of
 from mpitp.layers.gathered_dense import Gather
-from mpitp.layers.layer import Layer, Send
+from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send
 from mpitp.layers.mappings import ReduceFromTP
 from mpitp.layers.norm import row_by_row
 from mpitp.layers.param import Param
@@ -184,31 +185,40 @@ def bicubic_matrix(new: int, old: int, a: float = -0.75) -> np.ndarray:
 class ClassAndMean(Layer):
     """The class token's row beside the mean of the patches' rows, of each image: [t, h] -> [b, 2h] (DINOv2).
 
-    `reduce`: with sequence parallelism, adds what the ranks' own rows come to. `hidden`: h; `patches`: n.
+    `reduce`: with sequence parallelism, adds what the ranks' own rows come to. `images`: the ranks over which images
+    are cut; the sum of their rows goes to the one where the image begins, which has its target. `hidden`: h; `patches`:
+    n.
     """
 
     gives_a_row_a_sequence = True
     algebra = Algebra(
         "class token and mean",
-        (Segment("y = [z_0, sum_i z_i / n]", "x", "y", "of each image's rows"),),
+        (
+            Segment("y_partial = [z_0, sum_i z_i / n]", "x", "y_partial", "of each image's rows here"),
+            Sum("y", "y = sum of y_partial over the ranks that have rows of the image"),
+        ),
         (Segment("dz_0 = dy's first half, dz_i = its second / n", "dy", "dx", "row by row"),),
     )
 
-    def __init__(self, hidden: int, patches: int, reduce: ReduceFromTP | None = None) -> None:
-        self.hidden, self.patches, self.reduce = hidden, patches, reduce
+    def __init__(
+        self, hidden: int, patches: int, reduce: ReduceFromTP | None = None, images: Group | None = None
+    ) -> None:
+        self.hidden, self.patches, self.reduce, self.images = hidden, patches, reduce, images
 
     def forward(self, x: Array, run: Pass) -> tuple[Array, Pass]:
-        """x [b (n + 1), h] -> y [b, 2h]."""
-        h, y = self.hidden, array_module(x).zeros((len(run.rows.runs), 2 * self.hidden), x.dtype)
+        """x [b (n + 1), h] -> y [b, 2h], of the images that begin here."""
+        h, y = self.hidden, array_module(x).zeros((len(_whole(run).runs), 2 * self.hidden), x.dtype)
         for image, each, rows in _images(run):
             if each.begins:
                 y[image, :h] = x[rows.start]
-            y[image, h:] = x[rows.start + each.begins : rows.stop].sum(axis=0) / x.dtype.type(self.patches)
-        return y if self.reduce is None else self.reduce.forward([y], like=y), run
+            y[image, h:] += x[rows.start + each.begins : rows.stop].sum(axis=0) / x.dtype.type(self.patches)
+        y = y if self.reduce is None else self.reduce.forward([y], like=y)
+        return y if self.images is None else self.images.reduce_scatter(y, _counts(run)), run
 
     def backward(self, dy: Array, ctx: Pass) -> Array:
         """dy [b, 2h] -> dx [b (n + 1), h]."""
-        h, dy = self.hidden, dy if self.reduce is None else self.reduce.backward(dy)
+        h, dy = self.hidden, dy if self.images is None else self.images.all_gather(dy)
+        dy = dy if self.reduce is None else self.reduce.backward(dy)
         dx = array_module(dy).empty((ctx.shard_rows.num_tokens, h), dy.dtype)
         for image, each, rows in _images(ctx):
             dx[rows] = dy[image, h:] / dy.dtype.type(self.patches)
@@ -221,21 +231,39 @@ class ClassAndMean(Layer):
 
     def rows_sent(self, x: Array, ctx: Pass) -> int:
         """A row an image."""
-        return len(ctx.rows.runs)
+        return len(_whole(ctx).runs)
 
     def placements(self, incoming: ArrayType) -> ArrayType:
         """Some rows of whole ones; of a rank's own rows, a sum of summands."""
+        if self.images is not None:
+            incoming.expect("cp", VARYING, "rows of images", "each rank has its own rows of tokens")
+        elif incoming.along("cp") == VARYING:
+            incoming.expect("cp", "IR", "rows of images", "the patches on other ranks along cp aren't in the mean")
         if self.reduce is None:
             return row_by_row(incoming, {})
         incoming.expect("tp", VARYING, "rows of images", "each rank has its own rows of tokens")
         return self.reduce.placements(incoming.changed("tp", PARTIAL))
 
     def sends(self) -> tuple[Send, ...]:
-        return () if self.reduce is None else self.reduce.sends(2 * self.hidden, 0)
+        over_tp = () if self.reduce is None else self.reduce.sends(2 * self.hidden, 0)
+        if self.images is None:
+            return over_tp
+        forward = Send(FORWARD, "reduce_scatter", 2 * self.hidden, "2 b h s", "cp")
+        return *over_tp, forward, Send(BACKWARD, "all_gather", 2 * self.hidden, "2 b h s", "cp", summands=1)
+
+
+def _whole(run: Pass) -> Rows:
+    """Whole images of which some rows are here."""
+    return run.rows.uncut() if run.rows.everyone else run.rows
+
+
+def _counts(run: Pass) -> list[int]:
+    """Images that begin on each of the ranks over which they are cut: all on the first."""
+    return [sum(each.begins for each in own) for own in run.rows.everyone]
 
 
 def _images(run: Pass) -> Iterator[tuple[int, Run, slice]]:
     """Each run of the rows that are here, with the number of its image among the pass's."""
-    numbers = {each.sample: number for number, each in enumerate(run.rows.runs)}
+    numbers = {each.sample: number for number, each in enumerate(_whole(run).runs)}
     for each, rows in run.shard_rows.places():
         yield numbers[each.sample], each, rows

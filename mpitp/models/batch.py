@@ -59,7 +59,9 @@ class Batch:
         return cls(np.zeros(0, np.int64), Rows(()), np.zeros(0, np.int64), is_idle=True)
 
     def cut(self, rank: int, ranks: int) -> Batch:
-        """A rank's part where every sequence is cut over `ranks` (`Rows.cut`): its tokens and the targets of them."""
+        """A rank's part where every sequence is cut over `ranks` (`Rows.cut`): its tokens and the targets of them, and
+        of a pair a part of the source.
+        """
         if ranks == 1:
             return self
         rows = self.rows.cut(rank, ranks)
@@ -71,6 +73,7 @@ class Batch:
             rows=rows,
             targets=None if self.targets is None else _values_of(own, self.targets, self.rows, firsts),
             types=None if self.types is None else self.types[own],
+            source=None if self.source is None else self.source.cut(rank, ranks),
             counted=self.whole_targets,
         )
 

@@ -72,8 +72,10 @@ class EncoderDecoder(LayeredModel):
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Crossing:
         """The memory of these sources (token ids), the same on every rank: samples 0, 1, ... of what is generated."""
-        if self.site.sequence_parallel or self.site.mesh.sizes["pp"] > 1:
-            raise ConfigError("a model in stages or with sequence parallelism trains; to generate, make it without")
+        if self.site.sequence_parallel or self.site.mesh.sizes["pp"] * self.site.mesh.sizes["cp"] > 1:
+            raise ConfigError(
+                "a model in stages, with sequence parallelism or over mesh.cp trains; to generate, make it without"
+            )
         source = Batch.of_lists(sources)
         self._check(source.tokens, source.rows, "source")
         ids = from_host(np.zeros(0, np.int64), self.device.xp)

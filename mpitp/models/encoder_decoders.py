@@ -116,11 +116,6 @@ def recompute_both(model: EncoderDecoder, wish: str) -> EncoderDecoder:
 
 
 def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
-    if site.mesh.sizes["cp"] > 1:
-        raise ConfigError(
-            "mesh.cp is not supported with an encoder and a decoder, whose cross attention reads whole sources; use "
-            "mesh.tp, sequence_parallel, dp and pp"
-        )
     sides = (config.encoder, config.decoder)
     sizes = {config.key("heads"): config.heads, config.key("vocab_size"): config.vocab_size}
     site.check_blocks(sizes | {config.key("encoder.ffn_hidden"): min(side.ffn_hidden for side in sides)})

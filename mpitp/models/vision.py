@@ -76,7 +76,6 @@ class Vision(LayeredModel):
 
 def build_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008  (frozen)
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers."""
-    site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
     return _on(config, site, _chunks(config, site, cutting))
 
 
@@ -94,11 +93,7 @@ def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
 
 def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
     """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
-    if site.mesh.sizes["cp"] > 1 and config.head == CLASSIFICATION and config.model_type == "dinov2":
-        raise ConfigError(
-            "mesh.cp is not supported with the head of a dinov2, which takes the mean of an image's patches; use "
-            "mesh.tp, sequence_parallel, dp and pp"
-        )
+    site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
     whole = _on(config, site.abstract())
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 
@@ -146,7 +141,8 @@ def _patches(config: VisionConfig, build: Builder) -> PatchEmbedding:
 def _pooling(config: VisionConfig, build: Builder) -> ClassAndMean:
     rows, columns = config.grid
     reduce = ReduceFromTP(build.site.summation()) if build.site.sequence_parallel else None
-    return ClassAndMean(config.hidden_size, rows * columns, reduce)
+    images = build.site.mesh["cp"]
+    return ClassAndMean(config.hidden_size, rows * columns, reduce, images if images.size > 1 else None)
 
 
 def _classifier(build: Builder, width: int, classes: int) -> Layer:

@@ -14,8 +14,9 @@ element, w bytes of one in which is summed (4 for the 16-bit floats, else s); a 
 | recompute            | its input, t' h s, and nothing of what is inside                                |
 | loss                 | numerators t v/tp w, denominators t w, targets 8 t; of what classifies texts a  |
 |                      | row for each of the b texts                                                     |
-| cross attention      | its linears' inputs but the memory; q and o, k and v of the source: 4 t a d s;  |
-|                      | lse: t a w; the memory itself, t h s, once for all blocks                       |
+| cross attention      | its linears' inputs but the memory; q and o, k and v of whole sources: 4 t a d s;|
+|                      | lse: t a w; the memory itself, t' h s, once for all blocks of a chunk (each      |
+|                      | block's own copy, t h s, where it was gathered)                                 |
 | patches, first rows  | pixels, 8 bytes a patch; 8 bytes and the first row of each text                 |
 | a pass               | tables of rotary positions, 2 t (width/2) w                                     |
 
@@ -57,6 +58,8 @@ from mpitp.layers.rows import Rows
 from mpitp.layers.scale import Scale, SoftCap
 from mpitp.layers.sinusoids import Sinusoids
 from mpitp.layers.site import Site
+from mpitp.layers.source_rows import WholeSources
+from mpitp.models.beside import Memory, takes_memory
 from mpitp.models.layered import LayeredModel
 from mpitp.models.stages import Chunk
 
@@ -74,17 +77,18 @@ class Sizes:
     item: int
     wide: int
     is_gathered: bool  # a cut product gets a copy of the rows of all ranks of tp
-    texts: int = 0  # or images, of which there is one answer each
+    texts: int = 0  # or images that begin here, of which there is one answer each
 
     @classmethod
     def of(cls, rows: Rows, site: Site, hidden: int) -> Sizes:
         """Of a pass over these rows, of which this rank of cp has its piece."""
         cp = site.mesh["cp"]
-        own = rows.cut(cp.rank, cp.size).num_tokens if cp.size > 1 else rows.num_tokens
+        mine = rows.cut(cp.rank, cp.size) if cp.size > 1 else rows
+        own, texts = mine.num_tokens, len(mine.first_rows())
         shard = len(site.token_share(own)) if site.sequence_parallel else own
         item, wide = site.dtype.itemsize, wide_dtype(site.dtype).itemsize
         is_gathered = site.sequence_parallel and site.tp.size > 1
-        return cls(own, shard, rows.num_tokens, hidden, item, wide, is_gathered, len(rows.runs))
+        return cls(own, shard, rows.num_tokens, hidden, item, wide, is_gathered, texts)
 
     @property
     def of_texts(self) -> Sizes:
@@ -98,7 +102,7 @@ def kept_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
     pooling = next((name for name, layer in layers.items() if isinstance(unwrapped(layer), ClassAndMean)), "")
     behind = set(list(layers)[list(layers).index(pooling) + 1 :]) if pooling else set()  # a row an image
     total = sum(kept_of(layer, sizes.of_texts if name in behind else sizes) for name, layer in layers.items())
-    total += _tables(layers, sizes)
+    total += _tables(layers, sizes) + _memory_from_elsewhere(model, chunk, sizes)
     vocab = model.loss.vocab.size
     total += sum(isinstance(unwrapped(x), SoftCap) for x in layers.values()) * sizes.rows * vocab * sizes.item
     if chunk.ends_in_loss:
@@ -106,6 +110,22 @@ def kept_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
         rows = sizes.texts if of_texts else sizes.rows
         total += rows * (vocab * sizes.wide + sizes.wide + INDEX_BYTES)
     return total
+
+
+def put_off_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
+    """Bytes that a pass through a chunk leaves behind backward, where its weight gradients are put off; what all blocks
+    of a decoder read is counted once.
+    """
+    layers = {name: model.layers[name] for name in chunk.names}
+    cross = [layer for _, layer in walk(layers) if isinstance(layer, CrossAttention)]
+    memories = 0 if sizes.is_gathered else max(len(cross) - 1, 0)
+    return sum(put_off(layer, sizes) for layer in layers.values()) - memories * sizes.rows * sizes.hidden * sizes.item
+
+
+def _memory_from_elsewhere(model: LayeredModel, chunk: Chunk, s: Sizes) -> int:
+    """The encoder's output, where it comes from another stage."""
+    comes = isinstance(model.beside, Memory) and takes_memory(chunk)
+    return s.shard * s.hidden * s.item if comes else 0
 
 
 def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
@@ -120,13 +140,14 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return 0
         case ClassAndMean() | ColumnsToRows():
             return 0
-        case VocabParallelEmbedding() | TypeEmbedding():
+        case VocabParallelEmbedding():
             return s.rows * INDEX_BYTES
+        case TypeEmbedding():
+            return s.shard * INDEX_BYTES
         case ToDecoder():
-            return s.rows * s.hidden * s.item
+            return s.shard * s.hidden * s.item
         case CrossAttention():
-            own = 4 * layer.heads.heads.query.size * layer.heads.head_dim * s.item
-            return kept_of(layer.q, s) + s.rows * (own + layer.heads.heads.query.size * s.wide)
+            return _cross(layer, s)
         case PatchEmbedding():
             return (s.rows - s.texts) * (layer.weight.data[0].size * s.item + INDEX_BYTES)
         case LayerScale():
@@ -169,13 +190,19 @@ def kept_again(layer: Layer, sizes: Sizes) -> int:
 
 
 def put_off(layer: Layer, sizes: Sizes) -> int:
-    """Bytes that weight gradients need which are computed later: x and dy of every linear inside."""
+    """Bytes that weight gradients hold which are added later: x and dy of every linear inside, and what is computed at
+    once, the gradients of tables, norms and biases.
+    """
     inside = [inner for _, inner in walk({"": layer})]
     linears = [inner for inner in inside if isinstance(inner, ColumnParallelLinear | RowParallelLinear)]
     experts = [inner for inner in inside if isinstance(inner, Experts)]
     columns = sum(sum(linear.product.shape) for linear in linears)
     columns += sum(each.sizes.top_k * (2 * sizes.hidden + 3 * _inner(each)) for each in experts)
-    return sizes.rows * sizes.item * columns
+    matrices = {id(param) for linear in linears for param in linear.product.params().values()}
+    matrices |= {id(param) for each in experts for param in each.params().values()}
+    params = [child for each in inside for child in each.children().values() if isinstance(child, Param)]
+    made = sum(param.data.size * param.grad_dtype.itemsize for param in params if id(param) not in matrices)
+    return sizes.rows * sizes.item * columns + made
 
 
 def _of_children(layer: Layer, sizes: Sizes) -> int:
@@ -219,6 +246,15 @@ def _heads(layer: AttentionHeads, s: Sizes) -> int:
     kv = len({layer.heads.kv_index(head) for head in mine})
     exchanged = s.whole * ((2 * len(mine) + 2 * kv) * d * s.item + len(mine) * s.wide)
     return own + exchanged + 2 * INDEX_BYTES * s.whole
+
+
+def _cross(layer: CrossAttention, s: Sizes) -> int:
+    """With sequence parallelism each block has gathered a memory of its own; k and v are of whole sources."""
+    heads, width = layer.heads.heads.query.size, layer.heads.heads.query.size * layer.heads.head_dim
+    gathered = s.hidden * s.item if s.is_gathered else 0
+    order = 2 * INDEX_BYTES * s.whole if isinstance(layer.sources, WholeSources) else 0
+    own = s.rows * (2 * width * s.item + heads * s.wide + gathered)
+    return kept_of(layer.q, s) + own + s.whole * 2 * width * s.item + order
 
 
 def _tables(layers: dict[str, Layer], s: Sizes) -> int:

@@ -23,13 +23,14 @@ from typing import Any
 from mpitp.backend.precision import is_half
 from mpitp.comm.mesh import AXES, Mesh
 from mpitp.layers.layer import Layer
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.param import Param
 from mpitp.layers.partition import piece_of
 from mpitp.layers.rows import Rows
 from mpitp.layers.shards import data_axes
 from mpitp.models.layered import LayeredModel
 from mpitp.pipeline.actions import Action, Kind
-from mpitp.plan.kept import Sizes, kept_again, kept_of_chunk, put_off
+from mpitp.plan.kept import Sizes, kept_again, kept_of_chunk, put_off_of_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ def memory_of(model: LayeredModel, plan: StepPlan, mesh: Mesh) -> RankMemory:
     params = [param for _, param in model.named_params()]
     whole, own = _bytes(params, None), _bytes(params, mesh)
     weights, grads, states = (own if plan.zero >= level else whole for level in (3, 2, 1))
+    constants = [p for layer in model.layers.values() if isinstance(layer, LogitsBias) for p in _params_of(layer)]
+    untrained = _bytes(constants, mesh if plan.zero >= 2 else None)
     masters = states.wide if is_half(model.dtype) else 0
     sizes = Sizes.of(plan.rows, model.site, model.config.hidden_size)
     activations, in_flight = _activations(model, plan, sizes)
@@ -81,7 +84,7 @@ def memory_of(model: LayeredModel, plan: StepPlan, mesh: Mesh) -> RankMemory:
     return RankMemory(
         {axis: mesh.coordinates[axis] for axis in AXES if mesh.sizes[axis] > 1},
         weights.stored,
-        grads.wide,
+        grads.wide - untrained.wide,
         2 * states.wide + masters,
         activations,
         again,
@@ -133,7 +136,7 @@ def _activations(model: LayeredModel, plan: StepPlan, sizes: Sizes) -> tuple[int
     kept = [kept_of_chunk(model, chunk, sizes) for chunk in model.chunks]
     if not plan.actions:
         return sum(kept), 1
-    left = [sum(put_off(model.layers[name], sizes) for name in chunk.names) for chunk in model.chunks]
+    left = [put_off_of_chunk(model, chunk, sizes) for chunk in model.chunks]
     held, most = [0, 0], (0, 0)
     for action in plan.actions:
         full, rest = kept[action.chunk], left[action.chunk]

@@ -36,6 +36,7 @@ examples:
   mpitp step --html out.html                       the same as one page for a browser, without a network
   mpitp step --html out.html -n 3,1,2,4            with films of 1 to 4 ranks, plain and invariant
   mpitp step --preset t5 --break cross             to the cross attention of an encoder-decoder
+  mpitp step --preset t5 --pp 2 --rows             its encoder on one stage, its decoder on the other
   mpitp step --pp 2 --dp 2                         4 ranks on two axes; m shows a row for each of them
   mpitp step --pp 2 --schedule zb --rows           weight gradients that fill the bubble
   mpitp step --dp 2 --zero 1 --rows                each replica updates its rows of the weights

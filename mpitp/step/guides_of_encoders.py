@@ -6,6 +6,7 @@ from mpitp.step.guide import Guide
 
 _F, _B = "forward", "backward"
 _GATHERED, _PATCHES = "gathered columns", "patch embedding"
+_MEAN, _SOURCES = "class token and mean", "cross attention"
 _CROSS, _TURN = "cross attention of each rank's heads", "from encoder to decoder"
 _ELEMENTS_BACK = Guide(
     "backward",
@@ -68,12 +69,12 @@ OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is
         "The first row alone was used: its gradient is dy, that of all others zero.",
         "Without the zeros rows that nobody has read would seem to matter.",
     ),
-    ("ClassAndMean", _F): Guide(
+    (_MEAN, _F): Guide(
         "block",
         "The class token's row beside the mean of the patches' rows: both are read by the classifier.",
         "Without the mean the patches would be seen through the class token alone.",
     ),
-    ("ClassAndMean", _B): Guide(
+    (_MEAN, _B): Guide(
         "backward",
         "Half of dy goes to the class token, the other half to each patch, divided by their number.",
         "Undivided, the patches of a large image would weigh more than those of a small one.",
@@ -120,6 +121,16 @@ OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is
         "Every block of the decoder has read the memory, so its gradient is the sum of what they have left.",
         "With the last block's part alone the encoder would learn for that block only.",
     ),
+    (_SOURCES, _F): Guide(
+        "context",
+        "The source is cut over cp as the target is: each rank has made k and v of its own rows of the memory.",
+        "Were every rank to make k and v of the whole source, the memory would have to be on all of them.",
+    ),
+    (_SOURCES, _B): Guide(
+        "context",
+        "The queries here have seen the keys of all ranks: what they leave for those is a summand for each of them.",
+        "With its own queries' part alone a row of the memory would learn from a piece of the target only.",
+    ),
     (_CROSS, _F): Guide(
         "attention",
         "A head's queries come from the target, its keys and values from the source; heads are dealt as ever.",
@@ -131,11 +142,26 @@ OWN: dict[tuple[str, str], Guide] = {  # a rank's own work, by what the layer is
         "Without dk and dv the encoder would never learn from what the decoder gets wrong.",
     ),
 }
+_COLUMNS = Guide(
+    "linear",
+    "Each rank has made some columns of every row, and what comes next needs whole rows: columns lie side by side.",
+    "Without it a norm would take the mean of a part of the row.",
+)
 SUMS: dict[tuple[str, str], Guide] = {  # a collective, by the layer's kind and the pass
-    name: Guide(
-        "linear",
-        "Each rank has made some columns of every row, and what comes next needs whole rows: columns lie side by side.",
-        "Without it a norm would take the mean of a part of the row.",
-    )
-    for name in ((_GATHERED, _F), (_PATCHES, _F))
+    **dict.fromkeys(((_GATHERED, _F), (_PATCHES, _F)), _COLUMNS),
+    (_SOURCES, _F): Guide(
+        "context",
+        "A query sees the whole source, so k and v of all ranks of cp come together, in the order of the source.",
+        "Without it each query would read a piece of the source, and its softmax leave the others out.",
+    ),
+    (_SOURCES, _B): Guide(
+        "context",
+        "dk and dv of each row are summed over the ranks whose queries saw it, and go home: the gather's conjugate.",
+        "Without the sum the encoder would learn from the queries of one rank.",
+    ),
+    (_MEAN, _F): Guide(
+        "block",
+        "Each rank has some of an image's rows: their parts of the mean are added where the class is told.",
+        "Without it the mean would be that of a piece of the image.",
+    ),
 }

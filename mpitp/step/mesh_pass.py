@@ -72,6 +72,11 @@ class Layout:
         )
 
     @property
+    def least_tokens(self) -> int:
+        """Of a sequence, so that each rank of cp has an early and a late piece of it."""
+        return 2 * self.cp if self.cp > 1 else 1
+
+    @property
     def num_batches(self) -> int:
         """Microbatches of all replicas; ranks along ep have sequences of their own as well."""
         return self.dp * self.ep * (self.microbatches or self.pp)

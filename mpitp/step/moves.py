@@ -6,42 +6,69 @@ Messages between stages (pp) and around a ring (cp), rows exchanged for heads (c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mpitp.comm.mesh import Mesh
 from mpitp.comm.observed import Call, ObservedGroup
 from mpitp.layers.array_type import PARTIAL, VARYING, ArrayType
 from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.layers.ring_keys import TAG_GRADIENTS, TAG_KEYS
+from mpitp.models.beside import Memory
+from mpitp.models.layered import LayeredModel
 from mpitp.pipeline.actions import Grid, carried_by
 from mpitp.pipeline.runner import TIED_TAG
 from mpitp.step.film import Message, Telling
 
 SUMS = ("all_reduce", "reduce_scatter", "all_reduce_in_order")  # of gradients, outside of layers
 GRADIENTS = "gradients"  # the place of what is done when backward is
-_NAMES = {str(TAG_KEYS): "kv", str(TAG_GRADIENTS): "dkv", str(TIED_TAG): "dE"}  # of what has a tag of its own
+_NAMES = {TAG_KEYS: "kv", TAG_GRADIENTS: "dkv"}  # of what goes round in a layer
 MESSAGE, EXCHANGE = "message", "exchange"  # what they are to the tour
 _RING, _HEADS = "mpitp.layers.ring_keys:RingKeys.attend", "mpitp.layers.heads_keys:HeadsKeys.attend"
 _STAGES, _BUCKETS = "mpitp.pipeline.runner:PipelineRunner.__call__", "mpitp.optim.reduction:InBuckets.layer_done"
 _IN_ORDER = "mpitp.optim.reduction:InOrder.batch_done"
 _BACK_AND_FORTH = "all-to-all forward, all-to-all backward"
+_PAIRS = ("x", "dx", "m", "dm", "counts", "dcounts")  # there and back between stages
 _TOLD = {
     "x": ("x goes on to the next stage", "started, not waited for; dx comes back on this way"),
     "dx": ("dx goes back to the stage before", "on the way on which x came"),
     "kv": ("k, v go round: from rank r to rank r + 1 of cp", "the queries here meet the keys that come"),
     "dkv": ("dk, dv follow their keys to rank r + 1 of cp", "each rank adds the part of its queries"),
-    "dE": ("dE = dE of the first stage + dE of the last", "the tied table lies on both"),
+    "m": ("memory goes on beside x", "the encoder's output, which every later block of the decoder reads"),
+    "dm": ("dmemory goes back beside dx", "the sum of what the blocks of later stages have left for the memory"),
+    "counts": ("the routers' counts go on beside x", "the auxiliary losses are means over the blocks of all stages"),
+    "dcounts": ("what all routers have counted goes back beside dx", "with it what the auxiliary losses weigh"),
+    "dE": ("dE = sum over the stages that have E", "the tied table lies on both"),
+    "dB": ("dB = sum over the stages that have B", "the table of distances lies on both"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of one rank of a mesh. `batch`: the type of what goes into the model; `chunks`: parts of it that a stage has."""
+    """Of one rank of a mesh. `batch`: the type of what goes into the model; `chunks`: parts of it that a stage has;
+    `tied`: of each other stage, the parameters that lie on it too, in the order of their sums; `beside`: what goes from
+    stage to stage behind an activation, "" for nothing.
+    """
 
     mesh: Mesh
     batch: ArrayType
     sequence_parallel: bool
     chunks: int = 1
+    tied: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    beside: str = ""
+
+    @classmethod
+    def of(cls, model: LayeredModel) -> Moves:
+        """Of the model of this rank."""
+        site, firsts = model.site, dict.fromkeys(model.tied.values())
+        own = site.mesh.coordinates["pp"]
+        holders = {first: model.stages_with(first) for first in firsts} if model.stage_layers else {}
+        tied = {
+            stage: [first for first, stages in holders.items() if {stage, own} <= set(stages)]
+            for stage in range(site.mesh.sizes["pp"])
+        }
+        beside = "m" if isinstance(model.beside, Memory) else "counts"
+        return cls(site.mesh, site.batch_type, site.sequence_parallel, len(model.chunks), tied, beside)
 
     @property
     def whole(self) -> ArrayType:
@@ -50,7 +77,7 @@ class Moves:
 
     def kind_of(self, name: str) -> ArrayType:
         """Of what is sent between stages."""
-        if name == "dE":  # vocabulary rows, summed over the stages before it is over the replicas
+        if name in ("dE", "dB"):  # rows of a table, summed over the stages before it is over the replicas
             return ArrayType(
                 tuple((axis, PARTIAL if letter == VARYING else VARYING) for axis, letter in self.batch.letters)
             )
@@ -77,15 +104,25 @@ class Moves:
         ends = (rank, other) if way == "to" else (other, rank)
         return Message(*ends, " ".join((group.name, *tag)))
 
-    def name_of(self, call: Call, phase: str) -> str:
-        """How the equations call what a message carries."""
-        return _NAMES.get(call.detail.rpartition(" tag ")[2], "x" if phase == FORWARD else "dx")
+    def name_of(self, call: Call, phase: str, layer: str, number: int) -> str:
+        """How the equations call what a message carries, the one of this number of those with its tag. `layer`: in
+        which it happens, "" between stages, where something may come behind an activation.
+        """
+        tag = _tag_of(call)
+        if layer:
+            return _NAMES.get(tag, "x")
+        if tag == TIED_TAG:
+            shared = self.tied.get(int(call.detail.split()[1]), ())
+            return "dB" if number < len(shared) and not shared[number].endswith("embedding.weight") else "dE"
+        name = self.beside if number else "x"
+        return name if phase == FORWARD else f"d{name}"
 
     def message_telling(self, call: Call, name: str, layer: str, phase: str) -> Telling:
         """A send or a receive. `layer`: in which it happens, "" between stages."""
         equation, note = _TOLD[name]
         title = f"{call.op} of {name}"
-        conjugate = "send of x forward, send of dx the other way backward" if name in ("x", "dx") else ""
+        there = name.removeprefix("d")
+        conjugate = f"send of {there} forward, send of d{there} the other way backward" if name in _PAIRS else ""
         code = _RING if name in ("kv", "dkv") else _STAGES
         return Telling(layer or self._ends(call), phase, title, equation, note, conjugate, call.op, MESSAGE, code)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource, load_encoder_
 from mpitp.checkpoint.encoder_source import EncoderSource
 from mpitp.checkpoint.hf_directory import read_config
 from mpitp.checkpoint.vision import load_vision_config
+from mpitp.comm.mesh import Mesh
 from mpitp.data.tokenizer import Tokenizer, load_tokenizer
 from mpitp.errors import ConfigError, UsageError
 from mpitp.files import read_json
-from mpitp.layers.partition import share_of
+from mpitp.layers.partition import piece_of, share_of
 from mpitp.layers.rows import Rows
-from mpitp.layers.site import Site
+from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import IGNORED, Batch
 from mpitp.models.config import Dropouts
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, MASKED, EncoderConfig
@@ -28,6 +30,7 @@ from mpitp.models.encoder_decoder_config import EncoderDecoderConfig, PairDropou
 from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf, is_encoder_decoder
 from mpitp.models.encoders import encoder_config_from_hf, is_encoder
 from mpitp.models.layered import LayeredModel
+from mpitp.models.stages import Cutting
 from mpitp.models.vision_config import VisionConfig, is_vision, vision_config_from_hf
 from mpitp.step.wish import Subject, Wish
 
@@ -60,22 +63,47 @@ _CLASSES_OF_A_NEW_HEAD = 5
 OtherConfig = EncoderConfig | VisionConfig | EncoderDecoderConfig
 
 
-def other_subject(wish: Wish, ranks: int) -> Subject | None:
-    """What the wish names, if it is no model that continues text; `ranks`: along tp."""
+def other_subject(wish: Wish, mesh: Mesh) -> Subject | None:
+    """What the wish names, if it is no model that continues text."""
     config = _config(wish)
     if config is None:
         return None
-    _refuse_axes(wish)
     directory = None if wish.model is None else Path(wish.model)
-    batches = _batches(wish, config)
-    where = f"block {wish.block} of {wish.model}" if wish.model is not None else f"{config.model_type}, fresh weights"
+    parts = wish.layout.num_parts
+    cutting = Cutting(wish.layout.chunks)
+    if directory is not None and parts > 1:
+        cutting = replace(cutting, blocks=_cut_around(wish, config))
+    source: EncoderDecoderSource | EncoderSource
+    if isinstance(config, EncoderDecoderConfig):
+        source = EncoderDecoderSource(config, directory, wish.seed, cutting=cutting)
+    else:
+        source = EncoderSource(config, directory, wish.seed, cutting=cutting)
+
+    source.check(make_site(mesh))
 
     def make(site: Site) -> LayeredModel:
-        source = EncoderDecoderSource if isinstance(config, EncoderDecoderConfig) else EncoderSource
-        model = source(config, directory, wish.seed).make(site)  # type: ignore[arg-type]
-        return model if directory is None else _with_one_block(model, wish.block)
+        model = source.make(site)
+        return model if directory is None else with_blocks(model, wish.block, _blocks_a_side(config, parts))
 
-    return Subject(config, where, make, batches, _facts(config, ranks), _words(wish, config, batches))
+    batches = _batches(wish, config)
+    for batch in batches:
+        _check_lengths(wish, batch)
+    facts, words = _facts(config, mesh.sizes["tp"]), _words(wish, config, batches)
+    return Subject(config, _where(wish, config), make, batches, facts, words)
+
+
+def _where(wish: Wish, config: OtherConfig) -> str:
+    """What the title calls the model."""
+    if wish.model is None:
+        return f"{config.model_type}, fresh weights"
+    last = wish.block + _blocks_a_side(config, wish.layout.num_parts) - 1
+    blocks = f"block {wish.block}" if last == wish.block else f"blocks {wish.block}-{last}"
+    return f"{blocks} of {wish.model}"
+
+
+def _blocks_a_side(config: OtherConfig, parts: int) -> int:
+    """How many blocks are taken of a directory's model, of each side of one that has two: one a part of a pipeline."""
+    return -(-parts // 2) if isinstance(config, EncoderDecoderConfig) else parts
 
 
 def _config(wish: Wish) -> OtherConfig | None:
@@ -83,18 +111,18 @@ def _config(wish: Wish) -> OtherConfig | None:
     if wish.model is not None:
         config = _stored(wish.model)
         if config is not None:
-            _check_block(wish.block, config)
+            _check_blocks(wish, config)
     else:
         config = _fresh(wish)
     if config is None:
         return None
     if isinstance(config, EncoderDecoderConfig):
-        return dataclasses.replace(config, dropouts=PairDropouts())
+        return replace(config, dropouts=PairDropouts())
     if config.head == FEATURES:  # so that there is a loss
         config = config.with_head(CLASSIFICATION, [f"LABEL_{i}" for i in range(_CLASSES_OF_A_NEW_HEAD)])
     if isinstance(config, EncoderConfig):
-        config = dataclasses.replace(config, head_dropout=0.0)
-    return dataclasses.replace(config, dropouts=Dropouts())
+        config = replace(config, head_dropout=0.0)
+    return replace(config, dropouts=Dropouts())
 
 
 def _stored(directory: str) -> OtherConfig | None:
@@ -109,7 +137,7 @@ def _stored(directory: str) -> OtherConfig | None:
 def _fresh(wish: Wish) -> OtherConfig | None:
     """Of a config.json, or a preset."""
     if wish.config is None:
-        raw = OTHER_PRESETS.get(wish.preset, {})
+        raw = _deep(OTHER_PRESETS.get(wish.preset, {}), wish.layout.num_parts)
     elif Path(wish.config).suffix == ".toml":  # refused where models that continue text are read
         return None
     else:
@@ -122,6 +150,13 @@ def _fresh(wish: Wish) -> OtherConfig | None:
     if is_encoder_decoder(fields):
         return encoder_decoder_config_from_hf(fields, own)
     return encoder_config_from_hf(fields, own) if is_encoder(fields) else None
+
+
+def _deep(preset: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    """The preset with a block for each part of a pipeline; where it has two sides, with as many on both."""
+    both = {key for key in ("num_layers", "encoder_layers", "decoder_layers") if key in preset}
+    each = -(-parts // 2) if both else parts
+    return {**preset, **dict.fromkeys(both or {"num_hidden_layers"} & set(preset), each)}
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -138,30 +173,49 @@ def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     return fields
 
 
-def _check_block(block: int, config: OtherConfig) -> None:
+def _check_blocks(wish: Wish, config: OtherConfig) -> None:
     if isinstance(config, EncoderDecoderConfig):
         whose, count = "encoder and decoder both have", min(config.encoder.num_layers, config.decoder.num_layers)
     else:
         whose, count = "the model has", config.num_layers
-    if not 0 <= block < count:
-        raise UsageError(f"--block {block}: {whose} the blocks 0 to {count - 1}")
+    if not 0 <= wish.block < count:
+        raise UsageError(f"--block {wish.block}: {whose} the blocks 0 to {count - 1}")
+    parts = wish.layout.num_parts
+    if wish.block + (taken := _blocks_a_side(config, parts)) > count:
+        raise UsageError(
+            f"--block {wish.block}: {parts} parts of a pipeline take {taken} blocks from there on, and {whose} the "
+            f"blocks 0 to {count - 1}"
+        )
 
 
-def _refuse_axes(wish: Wish) -> None:
-    """Raise UsageError for what is shown of models that continue text alone."""
-    for option, is_set in (("--pp", wish.layout.pp > 1), ("--cp", wish.layout.cp > 1)):
-        if is_set:
-            raise UsageError(
-                f"{option} is shown with models that continue text; others take tp, dp, --sequence-parallel"
-            )
+def _cut_around(wish: Wish, config: OtherConfig) -> tuple[int, ...]:
+    """How many of all blocks each part of a pipeline has, so that those which are taken are dealt evenly: a part ends
+    behind the last one that it has of them, the last part with the model.
+    """
+    if isinstance(config, EncoderDecoderConfig):
+        sides = [config.encoder.num_layers, config.decoder.num_layers]
+    else:
+        sides = [config.num_layers]
+    parts = wish.layout.num_parts
+    own = range(wish.block, wish.block + _blocks_a_side(config, parts))
+    taken = [sum(sides[:side]) + block for side in range(len(sides)) for block in own]
+    ends = [taken[piece_of(len(taken), part, parts).stop - 1] + 1 for part in range(parts - 1)]
+    return tuple(end - start for start, end in pairwise([0, *ends, sum(sides)]))
 
 
-def _with_one_block(model: LayeredModel, number: int) -> LayeredModel:
-    """The model with this one of its blocks (of each side, where it has two)."""
-    for name in list(model.layers):
+def with_blocks(model: LayeredModel, first: int, count: int) -> LayeredModel:
+    """The model with so many of its blocks from `first` on (of each side, where it has two)."""
+
+    def stays(name: str) -> bool:
         words = name.split(".")
-        if "blocks" in words and int(words[-1]) != number:
-            del model.layers[name]
+        return "blocks" not in words or int(words[-1]) in range(first, first + count)
+
+    def those(names: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if stays(name))
+
+    model.layers = {name: layer for name, layer in model.layers.items() if stays(name)}
+    model.chunks = [replace(chunk, names=those(chunk.names)) for chunk in model.chunks]
+    model.stage_layers = [those(names) for names in model.stage_layers]
     return model
 
 
@@ -174,7 +228,8 @@ def _batches(wish: Wish, config: OtherConfig) -> list[Batch]:
         if wish.tokens is not None:
             raise UsageError(f"--tokens {wish.tokens}: an image has as many as the model's patches; leave it out")
         return [_image(config, random) for _ in range(count)]
-    tokens = 4 if wish.tokens is None else wish.tokens
+    is_pair = isinstance(config, EncoderDecoderConfig)
+    tokens = max(4, wish.layout.least_tokens + is_pair) if wish.tokens is None else wish.tokens
     if tokens < 1:
         raise UsageError(f"--tokens must be at least 1, got {tokens}")
     if config.max_positions and tokens > config.max_positions:
@@ -183,6 +238,18 @@ def _batches(wish: Wish, config: OtherConfig) -> list[Batch]:
     if isinstance(config, EncoderDecoderConfig):
         return [_pair(config, ids, random.integers(0, config.vocab_size, max(tokens - 1, 1))) for ids in made]
     return [_masked_or_classes(config, ids, random) for ids in made]
+
+
+def _check_lengths(wish: Wish, batch: Batch) -> None:
+    """Raise UsageError for what is too short to be cut over cp."""
+    least = wish.layout.least_tokens
+    for each in (batch, batch.source):
+        if each is not None and each.rows.num_tokens < least:
+            cure = "; an image has more with a larger --set image_size" if batch.tokens.ndim == 2 else ""
+            raise UsageError(
+                f"{each.rows.num_tokens} tokens can't be cut over --cp {wish.layout.cp}: it takes {least} at least"
+                f"{cure}"
+            )
 
 
 def _of_text(wish: Wish, config: OtherConfig, random: np.random.Generator, count: int) -> Batch:

@@ -105,7 +105,7 @@ class Recorder(LayerObserver, GroupObserver):
         mesh = model.site.mesh
         self.params = [param for _, param in model.named_params()]
         self.letters = Letters(tuple(a for a in mesh.sizes if mesh.sizes[a] > 1 and a != "pp") or (TP,))
-        self.moves = Moves(mesh, model.site.batch_type, model.site.sequence_parallel, len(model.chunks))
+        self.moves = Moves.of(model)
         self._turns.chunks = {name: number for number, chunk in enumerate(model.chunks) for name in chunk.names}
         observe(model, self)
         self.dealing.watch(model)
@@ -173,12 +173,12 @@ class Recorder(LayerObserver, GroupObserver):
         if call.op == "all_to_all":
             return self._exchange(moves, frame, arrays, group, run)
         if call.op == "all_gather" and (frame.algebra.gathered or frame.collectives >= len(frame.steps(Sum))):
-            return self._gather(frame, op, arrays, run)
+            return self._gather(frame, op, moves.axis_of(group), arrays, run)
         count, sums, segments = frame.collectives, frame.steps(Sum), frame.steps(Segment)
         at = min(count, len(sums) - 1)
         step = sums[at] if sums else Sum("made", f"made = {op} of what is given")
-        taken, given_back = COLLECTIVES.get(call.op, (VARYING, VARYING))
-        kinds = [self.letters.changed(frame.kind, TP, letter) for letter in (taken, given_back)]
+        axis, ends = moves.axis_of(group), COLLECTIVES.get(call.op, (VARYING, VARYING))
+        kinds = [self.letters.changed(self._kind_now(frame, axis), axis, letter) for letter in ends]
         given = self.letters.shown(
             segments[at].output if sums else "given", kinds[0], picture_of(joined(arrays, call.shape))
         )
@@ -187,7 +187,7 @@ class Recorder(LayerObserver, GroupObserver):
         began, result = time.perf_counter(), run()
         if isinstance(result, np.ndarray | list):
             made = self.letters.shown(step.makes, kinds[1], picture_of(joined(result)))
-            self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
+            self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays).axis = axis
             self._last = frame.shown[made.name] = made
         frame.collectives, frame.began = count + 1, time.perf_counter()
         return result
@@ -202,19 +202,25 @@ class Recorder(LayerObserver, GroupObserver):
         outside(call, copies, result, began, self.moves.axis_of(group))
         return result
 
-    def _gather(self, frame: Frame, op: str, arrays: Arrays, run: Callable[[], Any]) -> Any:
+    def _kind_now(self, frame: Frame, axis: str) -> ArrayType:
+        """Of what a collective along `axis` is handed: along tp, where it is another one, as what was made last."""
+        if axis == TP or self._last is None or not self._last.letters:
+            return frame.kind
+        return self.letters.changed(frame.kind, TP, dict(self._last.letters).get(TP, VARYING))
+
+    def _gather(self, frame: Frame, op: str, axis: str, arrays: Arrays, run: Callable[[], Any]) -> Any:
         """What the layer was given becomes the rows of all ranks."""
         names = (frame.algebra.name("x" if frame.phase == FORWARD else "dy"), *frame.algebra.gathered)
         name = names[min(frame.gathers, len(names) - 1)]
         frame.gathers += 1
         began, result = time.perf_counter(), run()
-        kinds = [self.letters.changed(frame.kind, TP, letter) for letter in (VARYING, REPLICATE)]
+        kinds = [self.letters.changed(frame.kind, axis, letter) for letter in (VARYING, REPLICATE)]
         given = self.letters.shown(name, kinds[0], picture_of(joined(arrays)))
         made = frame.shown[name] = self.letters.shown(name, kinds[1], picture_of(joined(result)))
         if frame.phase == FORWARD:
             self._inputs[frame.spot.name, frame.microbatch][-1][name] = made
         step = Sum(name, f"{name} = the rows of {name} of all ranks")
-        self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays)
+        self.add(frame.telling(step, collective=op), [_as_input(given), made], began, arrays).axis = axis
         self._last, frame.began = made, time.perf_counter()
         return result
 
@@ -240,11 +246,11 @@ class Recorder(LayerObserver, GroupObserver):
         began, result = time.perf_counter(), run()
         frame, is_send = self._stack[-1] if self._stack else None, call.op == "send"
         phase, layer = (frame.phase, frame.spot.name) if frame else (moves.phase_of(call), "")
-        name = moves.name_of(call, phase)
-        kind = frame.kind if frame else moves.kind_of(name)
-        shown = self.letters.shown(name, kind, picture_of(arrays[0] if is_send else result), "in" if is_send else "out")
         message = moves.message(call, group)
         number, self._messages[message] = self._messages[message], self._messages[message] + 1
+        name = moves.name_of(call, phase, layer, number)
+        kind = frame.kind if frame else moves.kind_of(name)
+        shown = self.letters.shown(name, kind, picture_of(arrays[0] if is_send else result), "in" if is_send else "out")
         telling = moves.message_telling(call, name, layer, phase)
         op = self.add(telling, [shown], began, arrays if is_send else ())
         op.axis, op.message = moves.axis_of(group), replace(message, number=number)

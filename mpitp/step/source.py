@@ -64,7 +64,7 @@ def make_film(wish: Wish) -> Film:
     if ranks < 1:
         raise UsageError(f"-n must be at least 1, got {ranks}")
     meshes = [abstract_mesh(layout.sizes, rank, ranks) for rank in range(ranks)]
-    subject = other_subject(wish, meshes[0].sizes["tp"]) or _subject(wish, meshes[0])
+    subject = other_subject(wish, meshes[0]) or _subject(wish, meshes[0])
     tell(subject.config.notices)
     batches, config = subject.batches, subject.config
     if layout.ep > 1 and not (isinstance(config, DecoderConfig) and config.traits.mixture):
@@ -211,7 +211,7 @@ def _deep(preset: Mapping[str, Any], parts: int) -> dict[str, Any]:
 
 def _batches(wish: Wish, config: DecoderConfig) -> list[Batch]:
     """The sequences of all microbatches of all replicas, each by itself, with their next tokens."""
-    count, least = wish.layout.num_batches, 2 * wish.layout.cp if wish.layout.cp > 1 else 1
+    count, least = wish.layout.num_batches, wish.layout.least_tokens
     if wish.text is not None:
         if wish.model is None:
             raise UsageError("--text needs the tokenizer of a model: give --model DIR, or --tokens N")

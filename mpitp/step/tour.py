@@ -252,7 +252,7 @@ def guide(op: Op) -> Guide:
         return _AMONG["rows" if op.axis == "tp" else "gradients"]
     if kind == "all_gather" and (op.subject, op.phase) not in SUMS:
         return _GATHER
-    if kind == "reduce_scatter":
+    if kind == "reduce_scatter" and (op.subject, op.phase) not in SUMS:
         return _SCATTER
     if op.collective:
         return _SUMS.get((op.subject, op.phase), _SUMS[_ROW, _F] if op.phase == _F else _SUMS[_COLUMN, _B])

@@ -17,6 +17,8 @@ k of e experts a token, s bytes an element. A rank hands to a collective, in the
 |                             | both     | send, recv   | t h s of the source beside it, in a decoder that reads one  |
 | attention, cp in a ring     | both     | send, recv   | 2 t g d s: keys and values, (p-1) times; gradients p times  |
 | attention, cp over heads    | both     | all_to_all   | t (a+2g) d s and t a d s                                    |
+| cross attention, cp         | forward  | all_gather   | 2 t a d s / p, t of the source                              |
+|                             | backward | reduce_scat. | 2 t a d s                                                   |
 | experts, in place of an MLP | forward  | all_reduce   | t h s                                                       |
 |                             | backward | all_reduce   | t h s and t k s (scores)                                    |
 | experts over ep             | both     | all_to_all   | k t h s there and as much back; forward 8 e beside          |

@@ -105,13 +105,15 @@ class PairTask(Task):
         for number in deal.of(num_microbatches(self.config)):
             places = range(number * micro, min((number + 1) * micro, size))
             chosen = windows_of([(step - 1) * size + place for place in places], len(self.encoded), seed)
-            batches.append(pairs_batch([self.encoded[i] for i in chosen], self.model_config.start_id, state, places))
+            batch = pairs_batch([self.encoded[i] for i in chosen], self.model_config.start_id, state, places)
+            batches.append(batch.cut(*deal.piece))
         return batches
 
     def held_out_batches(self, deal: Deal) -> Iterator[Batch]:
         micro, pairs = self.config.train.micro_batch_size, self.valid_encoded
         for number in deal.of(-(-len(pairs) // micro)):
-            yield pairs_batch(pairs[number * micro : (number + 1) * micro], self.model_config.start_id)
+            batch = pairs_batch(pairs[number * micro : (number + 1) * micro], self.model_config.start_id)
+            yield batch.cut(*deal.piece)
 
     def judge(self, step: TrainStep, batches: Iterable[Batch]) -> Judgement:
         return judge(step, batches)
@@ -132,9 +134,15 @@ def judge(step: TrainStep, batches: Iterable[Batch]) -> Judgement:
 
 def right_ones(model: LayeredModel, logits: Array, batch: Batch) -> tuple[float, float, float]:
     """How many tokens are right, how many targets are from beginning to end, and of how many."""
-    is_right = to_host(model.gather_logits(logits)).argmax(axis=1) == batch.targets
-    whole = sum(bool(is_right[rows].all()) for _, rows in batch.rows.places())
-    return float(is_right.sum()), float(whole), float(len(batch.rows.runs))
+    is_right, group = to_host(model.gather_logits(logits)).argmax(axis=1) == batch.targets, model.site.mesh["cp"]
+    samples = [run.sample for run in batch.rows.runs]
+    numbers = {sample: number for number, sample in enumerate(dict.fromkeys(samples))}
+    wrong = np.zeros(len(numbers))  # tokens of each target, on all ranks that have a piece of it
+    for each, rows in batch.rows.places():
+        wrong[numbers[each.sample]] += np.count_nonzero(~is_right[rows])
+    whole = group.all_reduce(wrong) == 0
+    counts = group.rank == 0
+    return float(is_right.sum()), float(whole.sum() * counts), float(len(numbers) * counts)
 
 
 def pairs_batch(pairs: Encoded, start: int, dropout: DropoutState | None = None, places: Sequence[int] = ()) -> Batch:

@@ -12,7 +12,7 @@ from mpitp.models.runner import PlainRunner
 from mpitp.optim.grad_norm import GradNorm
 from mpitp.pipeline.runner import PipelineRunner
 from tests.parity.encoder_case import compare_cut, compare_encoder
-from tests.parity.encoder_decoder_case import PAIRS, batch_of, pair_arrays
+from tests.parity.encoder_decoder_case import PAIRS, batch_of, compare_cut_pairs, pair_arrays
 from tests.parity.golden_case import named
 
 pytestmark = pytest.mark.mpi
@@ -40,3 +40,9 @@ def test_stages_of_pairs_match_the_reference(case: str) -> None:
     np.testing.assert_allclose(losses, golden["loss"] * targets, rtol=1e-11)
     norm = np.sqrt(sum((grad.astype(np.float64) ** 2).sum() for grad in named(golden, "grad/").values()))
     np.testing.assert_allclose(GradNorm(model.named_params(), group)(), norm, rtol=1e-11)
+
+
+@pytest.mark.parametrize("case", ["t5", "marian"])
+def test_pairs_cut_over_the_ranks_match_the_reference(case: str) -> None:
+    differences = compare_cut_pairs(world_group(), case)
+    assert {name: value for name, value in differences.items() if not value < 1e-11} == {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitp.checkpoint.encoder_decoder import load_encoder_decoder
 from mpitp.checkpoint.hf_directory import read_generation_config
-from mpitp.comm import Group
+from mpitp.comm import Group, make_mesh
 from mpitp.infer.beams import BeamSettings
 from mpitp.infer.generate import Completion
 from mpitp.infer.rules import read_rules
@@ -19,6 +19,7 @@ from mpitp.layers.site import make_site
 from mpitp.models import Batch
 from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.optim.grad_sync import sync_gradients
 from mpitp.train.step import TrainStep
 from tests.parity.global_tensors import global_tensors
 from tests.parity.golden_case import CLIP_NORM, LR, Differences, Golden, difference, named
@@ -78,6 +79,19 @@ def compare_pairs(group: Group, case: str, dtype: str = "float64", num_blocks: i
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings((0.9, 0.95), 1e-8, 0.1)), CLIP_NORM)
     losses = [step([batch], LR).loss for _ in golden["training_losses"]]
     return differences | {"training_losses": difference(losses, golden["training_losses"])}
+
+
+def compare_cut_pairs(group: Group, case: str, cp_form: str = "ring") -> Differences:
+    """Loss and every gradient with sources and targets cut over all ranks."""
+    golden, mesh = pair_arrays(case), make_mesh(group, {"cp": group.size})
+    model = load_encoder_decoder(PAIRS / case, make_site(mesh, dtype="float64", cp_form=cp_form))
+    batch = batch_of(golden).cut(group.rank, group.size)
+    loss, ctx = model.loss_forward(batch)
+    model.loss_backward(ctx, 1 / batch.whole_targets)
+    sync_gradients((param for _, param in model.named_params() if param.grad is not None), mesh)
+    total = float(group.all_reduce(np.array([loss]))[0]) / batch.whole_targets
+    grads = {f"grad/{name}": found for name, found in _gradients(model, group, golden).items()}
+    return grads | {"loss": difference(total, golden["loss"])}
 
 
 def _gradients(model: EncoderDecoder, group: Group, golden: Golden) -> Differences:

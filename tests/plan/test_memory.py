@@ -134,7 +134,7 @@ class Watch:
 
 def measured(config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     watches: dict[int, Watch] = {}
-    backward, forward = LayeredModel.loss_backward, pipeline._Walk._forward
+    backward, forward, input_grad = LayeredModel.loss_backward, pipeline._Walk._forward, pipeline._Walk._input_grad
 
     def plain(self: LayeredModel, ctx: Any, *rest: Any) -> None:
         watches[id(self)].saw([ctx])
@@ -142,12 +142,20 @@ def measured(config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     def staged(self: Any, action: Any) -> None:
         forward(self, action)
+        look(self)
+
+    def halved(self: Any, action: Any) -> None:
+        input_grad(self, action)
+        look(self)
+
+    def look(self: Any) -> None:
         cells = [cell for tasks in self.put_off.values() for task in tasks for cell in _cells(task)]
         put_off = [cell for cell in cells if isinstance(cell, np.ndarray)]
         watches[id(self.model)].saw([[each.ctxs, each.loss] for each in self.held.values()] + put_off)
 
     monkeypatch.setattr(LayeredModel, "loss_backward", plain)
     monkeypatch.setattr(pipeline._Walk, "_forward", staged)
+    monkeypatch.setattr(pipeline._Walk, "_input_grad", halved)
 
     def rank(group: Group) -> dict[str, int]:
         own: list[Watch] = []
@@ -222,8 +230,8 @@ def test_what_cannot_be_told(data: Path, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="no formula for what a Unheard keeps"):
         kept_of(Unheard(), Sizes(1, 1, 1, 1, 4, 4, False))  # type: ignore[abstract]
-    with pytest.raises(ConfigError, match="'masked' over mesh.tp and mesh.dp; leave out the other axes"):
-        run_memory(config_of(data, tmp_path / "run", "gpt2", {"task.kind": "masked", "mesh.pp": 2}), 2)
+    with pytest.raises(ConfigError, match="can't go together"):
+        run_memory(config_of(data, tmp_path / "run", "gpt2", {"mesh.cp": 2, "train.invariant": True}), 2)
     with pytest.raises(ConfigError, match="mesh.dp = 2"):
         run_memory(config_of(data, tmp_path / "run", "gpt2", {"mesh.dp": 2}), 3)
     with pytest.raises(ConfigError, match="need at least 2 for each replica"):  # as `mpitp train` would

@@ -15,6 +15,7 @@ from mpitp.plan.memory_command import run_memory
 from tests.models.encoder_files import TINY_BERT
 from tests.parity.encoder_decoder_case import PAIRS
 from tests.plan.test_memory import measured
+from tests.train.kinds_case import data_of
 from tests.train.run_case import write_run_file
 from tests.train.test_image_task import MODEL as VIT
 from tests.train.test_image_task import images
@@ -24,10 +25,12 @@ LENGTH = 16
 BERT = {key: value for key, value in TINY_BERT.items() if key not in ("vocab_size", "architectures")}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("classification", {**BERT, "hidden_size": 24}),
+    "masked": ("masked", {**BERT, "hidden_size": 24}),
     "vit": ("image", VIT),
     "t5": ("translation", T5),
     "bart": ("translation", BART),
 }
+STAGES = {"mesh_pp": 2, "model_decoder_layers": 3}
 LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [
     (1, "bert", {}),
     (3, "bert", {"train_recompute": "full"}),
@@ -36,6 +39,19 @@ LAYOUTS: list[tuple[int, str, dict[str, Any]]] = [
     (1, "t5", {}),
     (2, "t5", {"train_recompute": "full"}),
     (4, "bart", {"mesh_dp": 2, "optim_zero": 2}),
+    (3, "bert", {"mesh_cp": 3}),
+    (2, "bert", {"mesh_cp": 2, "mesh_cp_form": "heads", "train_recompute": "attention"}),
+    (2, "masked", {"mesh_sequence_parallel": True}),
+    (4, "masked", {"mesh_pp": 2, "mesh_sequence_parallel": True}),
+    (2, "masked", {"mesh_pp": 2, "mesh_schedule": "zb"}),
+    (3, "vit", {"mesh_sequence_parallel": True}),
+    (2, "vit", {"mesh_cp": 2}),
+    (2, "vit", {"mesh_pp": 2, "mesh_schedule": "gpipe"}),
+    (2, "t5", {"mesh_sequence_parallel": True}),
+    (2, "t5", {"mesh_pp": 2}),
+    (2, "t5", {"mesh_cp": 2}),
+    (3, "t5", {"mesh_pp": 3, "mesh_schedule": "zb"}),
+    (4, "bart", {**STAGES, "mesh_sequence_parallel": True, "mesh_schedule": "interleaved"}),
 ]
 
 
@@ -48,6 +64,8 @@ def config_of(folder: Path, kind: str, changes: dict[str, Any]) -> RunConfig:
     if task == "image":
         np.savez(folder / "train.npz", **dict(zip(("images", "labels"), images(8, 1), strict=True)))
         data = {"train": str(folder / "train.npz")}
+    elif task == "masked":
+        data = {**data_of("masked"), "seq_len": LENGTH}
     else:
         (folder / "train.tsv").write_text("".join(lines[task].format("ab"[i % 2]) for i in range(8)))
     tables: dict[str, Any] = {

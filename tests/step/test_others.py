@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from mpitp.step.wish import Wish
 from tests.parity.encoder_decoder_case import PAIRS
 from tests.step.browser import needs_chromium, walk_page
 from tests.step.films import film_of
+from tests.step.test_mesh import neighbours
 from tests.step.test_record import find, named, values
 
 CLOSE = {"rtol": 5e-3, "atol": 5e-3}
@@ -101,6 +103,75 @@ def test_replicas_and_invariant_mode() -> None:
     assert {op.collective for op in film.ops if op.layer == "blocks.0.attention.out"} == {"", "all_reduce_in_order sum"}
 
 
+LAYOUTS: dict[str, tuple[str, int, Layout]] = {
+    "bert pp": ("bert", 2, Layout(pp=2)),
+    "bert zb x tp, sp": ("bert", 4, Layout(pp=2, schedule="zb", sequence_parallel=True)),
+    "bert ring": ("bert", 3, Layout(cp=3)),
+    "vit pp": ("vit", 2, Layout(pp=2, schedule="gpipe")),
+    "vit heads": ("vit", 4, Layout(cp=2, cp_form="heads")),
+    "t5 pp": ("t5", 4, Layout(pp=4)),
+    "t5 interleaved": ("t5", 2, Layout(pp=2, schedule="interleaved")),
+    "t5 ring": ("t5", 4, Layout(cp=2)),
+    "bart pp x cp": ("bart", 4, Layout(pp=2, cp=2)),
+}
+
+
+@cache
+def film_on(name: str) -> Film:
+    preset, ranks, layout = LAYOUTS[name]
+    return make_film(Wish(preset=preset, ranks=ranks, layout=layout))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_letters_and_messages_of_meshes_are_true(name: str) -> None:
+    film = film_on(name)
+    for op in film.ops:
+        for array, (axis, letter) in ((shown, each) for shown in op.arrays for each in shown.letters):
+            for group in neighbours(film, op, axis) if letter in "IR" else ():
+                same = [array.pictures[place] for place in group]
+                assert all(picture == same[0] for picture in same), (op.number, op.layer, array.name, axis)
+        assert "A layer of its own" not in guide(op).why, (op.subject, op.phase)
+        if op.collective == "send":
+            other = film.op(op.other_end or 0)
+            for place, peer in enumerate(op.peers):
+                got = values(other.made, other.ranks.index(peer))
+                np.testing.assert_array_equal(got, values(op.made, place))
+
+
+def test_the_memory_goes_beside_the_activation_and_tables_are_summed() -> None:
+    """Of four stages the first has the encoder, the last the head alone: the memory goes on from the second one."""
+    film = film_on("t5 pp")
+    sent = [(op.made.name, op.layer, op.phase) for op in film.ops if op.collective == "send"]
+    assert {layer for name, layer, _ in sent if name == "m"} == {"stages 1-2", "stages 2-3"}
+    assert {layer for name, layer, _ in sent if name == "dm"} == {"stages 1-2", "stages 2-3"}
+    assert {layer for name, layer, _ in sent if name == "dB"} == {"stages 1-2"}
+    assert {name for name, _, phase in sent if phase == "backward"} == {"dx", "dm", "dE", "dB"}
+    whole = find(film, "to decoder", "forward")
+    memory = next(op for op in film.ops if op.made.name == "m" and op.collective == "recv" and op.microbatch == 0)
+    np.testing.assert_array_equal(values(memory.made, 0), values(named(whole, "x"), 0))
+
+
+def test_keys_of_the_source_are_gathered_and_their_gradients_scattered() -> None:
+    film = film_on("t5 ring")
+    forward = find(film, "blocks.0.cross", "forward", collective=True)
+    backward = find(film, "blocks.0.cross", "backward", collective=True)
+    assert forward.collective.startswith("all_gather") and (forward.axis, forward.made.name) == ("cp", "kv")
+    assert backward.collective.startswith("reduce_scatter") and (backward.axis, backward.made.name) == ("cp", "dkv")
+    assert (forward.conjugate, backward.conjugate) == (backward.number, forward.number)
+    total = np.sum([values(backward.arrays[0], rank) for rank in (0, 2)], axis=0)  # of cp, where tp is 0
+    parts = np.concatenate([values(backward.made, rank) for rank in (0, 2)])
+    np.testing.assert_allclose(parts, total, **CLOSE)
+
+
+def test_blocks_of_a_directory_on_stages() -> None:
+    film = make_film(Wish(model=str(PARITY / "golden_encoder_decoders/t5"), block=1, ranks=2, layout=Layout(pp=2)))
+    layers = {op.layer for op in film.ops if op.phase != UPDATE}
+    assert "encoder.blocks.1.attention.qkv" in layers and "blocks.1.cross.kv" in layers
+    assert not any(".0." in layer for layer in layers) and film.title.startswith("block 1 of ")
+    film = make_film(Wish(model=str(PARITY / "golden_vision/vit"), ranks=2, layout=Layout(pp=2)))
+    assert film.title.startswith("blocks 0-1 of ")
+
+
 @needs_chromium
 def test_the_page_is_clean(tmp_path: Path) -> None:
     found = walk_page(tmp_path, page_of(film_of("t5")), 1366, 768)
@@ -110,7 +181,10 @@ def test_the_page_is_clean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--preset", "t5", "--pp", "2"], 2, "--pp is shown with models that continue text"),
+        (["--preset", "t5", "--pp", "2", "--set", "num_layers=0"], 3, "num_layers"),
+        (["--preset", "bert", "--cp", "3", "--tokens", "5"], 2, "5 tokens can't be cut over --cp 3: it takes 6"),
+        (["--preset", "vit", "--cp", "3"], 2, "it takes 6 at least; an image has more with a larger --set image_size"),
+        (["--model", str(PAIRS / "t5"), "--block", "1", "--pp", "4"], 2, "4 parts of a pipeline take 2 blocks"),
         (["--preset", "vit", "--tokens", "3"], 2, "an image has as many as the model's patches"),
         (["--preset", "bert", "--text", "a"], 2, "--text needs the tokenizer of a model"),
         (["--preset", "bart", "--tokens", "65"], 3, "65 tokens exceed the model's 64 positions"),

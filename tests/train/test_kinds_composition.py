@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mpitp.comm.mesh import AXES
-from mpitp.errors import ConfigError
 from tests.train.kinds_case import check, check_resumed
 
 Keys = dict[str, Any]
@@ -42,6 +41,13 @@ LAYOUTS: list[tuple[str, Keys, Keys]] = [  # model, [mesh], other keys of the la
     ("distilbert", {"dp": 2, "cp": 2}, {"optim_zero": 3, "train_recompute": "full"}),
     ("vit", {"cp": 3, "cp_form": "heads"}, {"train_micro_batch_size": 2}),
     ("vit", {"cp": 2, "tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
+    ("dinov2", {"cp": 3}, {"train_micro_batch_size": 2}),
+    ("dinov2", {"pp": 2, "cp": 2, "tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 2}),
+    ("t5", {"cp": 3}, {"train_micro_batch_size": 2}),
+    ("t5", {"cp": 2, "tp": 2, "sequence_parallel": True}, {"train_micro_batch_size": 2, "train_recompute": "full"}),
+    ("t5", {"cp": 2, "cp_form": "heads", "dp": 2}, {"optim_zero": 3}),
+    ("bart", {"pp": 2, "cp": 2}, {"train_micro_batch_size": 2}),
+    ("bart", {"pp": 2, "cp": 2, "tp": 2, "cp_form": "heads", "schedule": "zb"}, {}),
     # ranks of unequal weight
     ("bert", {"tp": 3, "shares": [1, 0, 2.5], "sequence_parallel": True}, {}),
     ("t5", {"pp": 2, "tp": 2, "shares": {"tp": [2, 1], "pp": [1, 2]}, "sequence_parallel": True}, {}),
@@ -98,15 +104,3 @@ def test_a_run_goes_on_in_other_layouts() -> None:
 def test_a_run_on_pairs_goes_on_in_other_layouts() -> None:
     shards = {"pp": 2, "tp": 2, "sequence_parallel": True}
     check_resumed("t5", (3, {"pp": 3}, {}), (2, {"dp": 2}, {"optim_zero": 3}), (4, shards, {}))
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("dinov2", "the mean of an image's patches; use mesh.tp, sequence_parallel, dp and pp"),
-        ("bart", "whose cross attention reads whole sources; use mesh.tp, sequence_parallel, dp and pp"),
-    ],
-)
-def test_sequences_that_are_not_cut_are_refused(model: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"mesh.cp is not supported.*{words}"):
-        check(model, 2, {"cp": 2}, train_micro_batch_size=2)
