@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import stat
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -221,8 +222,10 @@ def discard_leftovers(target: Path) -> None:
 def make_staging(target: Path, overwrite: bool = False, patterns: Sequence[str] = ()) -> Path:
     """A new empty directory beside `target`, to be filled and then given to `publish` or `discard`.
 
-    Of a link it is beside the place that the link leads to: there the new one will lie, and the link stays.
+    Of a link it is beside the place that the link leads to: there the new one will lie, and the link stays. Folders
+    above it that aren't there are made; `folders_to_make` tells them beforehand.
     """
+    made = folders_to_make(target)
     try:
         place = _behind_links(target)
         staging = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -232,8 +235,43 @@ def make_staging(target: Path, overwrite: bool = False, patterns: Sequence[str] 
         place.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir()
     except OSError as error:
+        remove_empty(made)
         raise os_failure("create", target, error) from error
     return staging
+
+
+def folders_to_make(target: Path) -> list[Path]:
+    """The folders above `target`, or above what it links to, that aren't there, the innermost first: what goes again
+    (`remove_empty`) where nothing comes of the target.
+    """
+    return [folder for folder in Path(os.path.realpath(target)).parents if not os.path.lexists(folder)]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first; those that something lies in stay."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def scratch_beside(target: Path, prefix: str) -> Iterator[Path]:
+    """A folder for what is needed until `target` is there, on its disk; it goes at the end. On an error no folder stays
+    that was made for it.
+    """
+    place, made = Path(os.path.realpath(target)).parent, folders_to_make(target)
+    try:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(dir=place, prefix=prefix))
+        except OSError as error:
+            raise os_failure("create", target, error) from error
+        try:
+            yield scratch
+        finally:
+            discard(scratch)
+    finally:
+        remove_empty(made)
 
 
 def _behind_links(target: Path) -> Path:
@@ -322,6 +360,7 @@ def publishing(target: Path, overwrite: bool = False, patterns: Sequence[str] = 
     """For one process: fill the directory given; it becomes `target` at the end, or is removed on any error, and when
     the process is asked to end (TERM, HUP).
     """
+    made = folders_to_make(target)
     with _ending_in_order():
         staging = make_staging(target, overwrite, patterns)
         try:
@@ -329,6 +368,7 @@ def publishing(target: Path, overwrite: bool = False, patterns: Sequence[str] = 
             publish(staging, target)
         except BaseException:
             discard(staging)
+            remove_empty(made)
             raise
 
 

@@ -15,6 +15,7 @@ from mpitp.files import (
     read_json,
     read_regular,
     remove,
+    scratch_beside,
     write_file,
     write_json,
 )
@@ -35,6 +36,21 @@ def test_nothing_is_left_after_an_error(tmp_path, error):
         write_file(staging / "a", b"half")
         raise error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_were_made_for_nothing_go_again(tmp_path):
+    (tmp_path / "there").mkdir()
+    for place in ("a/b/x", "there/a/x"):
+        with pytest.raises(KeyError), publishing(tmp_path / place) as staging:
+            write_file(staging / "a", b"half")
+            raise KeyError
+    with pytest.raises(KeyError), scratch_beside(tmp_path / "a/b/x", ".scratch-") as scratch:
+        write_file(scratch / "a", b"half")
+        raise KeyError
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    with scratch_beside(tmp_path / "a/b/x", ".scratch-"), publishing(tmp_path / "a/b/x") as staging:
+        write_file(staging / "a", b"whole")
+    assert [path.name for path in (tmp_path / "a/b").rglob("*")] == ["x", "a"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

@@ -22,7 +22,7 @@ from mpitp.checkpoint.safetensors_header import ELEMENT_BYTES, plan_file
 from mpitp.checkpoint.together import on_first_rank, together
 from mpitp.comm.group import Group
 from mpitp.errors import FileError, UsageError
-from mpitp.files import discard, make_staging, publish, write_file, write_json
+from mpitp.files import discard, folders_to_make, make_staging, publish, remove_empty, write_file, write_json
 from mpitp.layers.param import Param
 from mpitp.layers.placement import Box, Index, Part
 from mpitp.models.known_keys import ARCHITECTURES
@@ -120,6 +120,7 @@ def save_model(
     shapes = all_expected(model, group)
     shards = plan_shards(shapes, STORED_NAMES[save_dtype], max_shard_bytes)
     target = Path(directory)
+    made = folders_to_make(target) if group.rank == 0 else []
     staging = on_first_rank(group, lambda: _prepare(target, shards, documents, save_dtype, overwrite))
     try:
         together(group, lambda: write_owned(model, staging, shards))
@@ -127,6 +128,7 @@ def save_model(
     except BaseException:
         if group.rank == 0:
             discard(staging)
+            remove_empty(made)
         raise
 
 
@@ -257,6 +259,7 @@ def _prepare(
     overwrite: bool,
 ) -> Path:
     """The first rank's part before the weights: a staging directory with the small files and the weights' space."""
+    made = folders_to_make(target)
     staging = make_staging(target, overwrite, MODEL_FILES)
     try:
         for name, content in documents.extra_files.items():
@@ -271,6 +274,7 @@ def _prepare(
             write_json(staging / INDEX, index_of(shards))
     except BaseException:
         discard(staging)
+        remove_empty(made)
         raise
     return staging
 

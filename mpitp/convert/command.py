@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,32 +89,25 @@ def _round(args: argparse.Namespace) -> int:
     from mpitp.convert.gguf_file import GgufFile
     from mpitp.convert.gguf_groups import GgufGroups, has_least_values
     from mpitp.convert.rounding import bits_a_weight, round_weights
+    from mpitp.files import scratch_beside
     from mpitp.ops.groupwise import Grouping
     from mpitp.progress_bar import progress_bar
 
     if args.dtype != "float32":
         raise UsageError(f"--dtype {args.dtype} is for floats; leave it out with --weights {args.weights}")
-    grouping, beside = Grouping(BITS[args.weights]), Path(args.directory).absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".mpitp-floats-") as floats:
-        source, options = Path(args.source), {}
+    grouping, source = Grouping(BITS[args.weights]), Path(args.source)
+    with contextlib.ExitStack() as stack:
+        kept: dict[str, Any] = {}
         if not source.is_dir():
-            source = Path(floats) / "model"
+            source = stack.enter_context(scratch_beside(Path(args.directory), ".mpitp-floats-")) / "model"
             made = _convert(args, str(source))
             file = GgufFile(args.source)
             if grouping.bits == 4 and has_least_values(file):
                 grouping = replace(grouping, has_least=True)
-                options["kept"] = GgufGroups(file, made["head_dim"]).of
-        with progress_bar("rounding", " weights", scale=True) as bar:
-            config = round_weights(
-                source,
-                args.directory,
-                grouping,
-                overwrite=args.overwrite,
-                progress=bar.update,
-                start=bar.reset,
-                **options,
-            )
+                kept["kept"] = GgufGroups(file, made["head_dim"]).of
+        bar = stack.enter_context(progress_bar("rounding", " weights", scale=True))
+        told: dict[str, Any] = {"progress": bar.update, "start": bar.reset}
+        config = round_weights(source, args.directory, grouping, overwrite=args.overwrite, **told, **kept)
     _say(args.directory, config, f"{args.weights}, {bits_a_weight(grouping):g} bits a weight of a matrix")
     return 0
 

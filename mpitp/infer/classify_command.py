@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpitp.error_stream import tell
-from mpitp.errors import ConfigError, UsageError
+from mpitp.errors import ConfigError, FileError, UsageError
 from mpitp.infer.lines import given_texts, takes_every_letter, write_out
 from mpitp.paths import input_path, path_option
 
@@ -111,6 +112,7 @@ def _of_images(args: argparse.Namespace, group: Group, device: Device) -> Iterat
     how = preprocessing_of(args.model, config.image_size, config.channels)
     config = config.for_size(_side(how, config.image_size))
     paths = _paths(args.inputs)
+    together(group, lambda: _check_there(paths, args.model))
     images = together(group, lambda: [load_image(path, how, config.channels) for path in paths])
     model = load_vision(args.model, make_site(group, dtype=args.dtype, device=device), config=config)
     found = probabilities(model, images)
@@ -124,6 +126,15 @@ def _paths(names: list[str]) -> list[str]:
         return [input_path(name) for name in names]
     except argparse.ArgumentTypeError as error:
         raise UsageError(str(error)) from None
+
+
+def _check_there(paths: list[str], model: str) -> None:
+    for path in paths:
+        if not os.path.lexists(path):
+            raise FileError(
+                f"can't read {path}: no such file, and {model} is a model of images; texts go to an encoder with "
+                "classes (bert, roberta, distilbert)"
+            )
 
 
 def _of_texts(args: argparse.Namespace, group: Group, device: Device) -> Iterator[str]:

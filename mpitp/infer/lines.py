@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import sys
 from typing import Any
@@ -47,6 +48,7 @@ def given_texts(words: list[str], file: str | None, group: Group) -> list[str]:
     """
     if file is None:
         lines: list[str] | FileError = [from_words(text) for text in words]
+        _refuse_images(group.broadcast_object(next(filter(_is_image_file, words), None)))
     else:
         lines = group.broadcast_object(read_lines(file, "text") if group.rank == 0 else None)
     if isinstance(lines, FileError):
@@ -57,6 +59,20 @@ def given_texts(words: list[str], file: str | None, group: Group) -> list[str]:
         if any(map(is_surrogate, text)):
             raise UsageError(f"text {index + 1} is not UTF-8 text")
     return lines
+
+
+def _is_image_file(word: str) -> bool:
+    """Whether a text is the name of an image that is there, and so hardly meant as a text."""
+    kind, _ = mimetypes.guess_type(word)
+    return (kind or "").startswith("image/") and os.path.isfile(word)
+
+
+def _refuse_images(found: str | None) -> None:
+    if found is not None:
+        raise UsageError(
+            f"{found} is an image file, and this model reads texts; images go to mpitp classify with a vision "
+            "transformer (vit, dinov2)"
+        )
 
 
 def write_out(text: str) -> None:

@@ -161,14 +161,6 @@ def build_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting())
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
-    if config.traits.mixture is not None:
-        config.traits.mixture.check(site)
-    site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
-    if site.num_blocks and config.head_dim == 1:
-        raise ConfigError(
-            "invariant mode needs a head_dim of at least 2: with 1, attention is made of matrix-vector products, "
-            "whose rounding depends on how the heads are dealt"
-        )
     return _put_together(config, site, _chunks(config, site, cutting))
 
 
@@ -216,8 +208,20 @@ def layer_costs(config: DecoderConfig, layers: Mapping[str, Layer]) -> dict[str,
     return token_costs(layers, lookups, {HEAD: config.vocab_size}, top_k)
 
 
+def _check_site(config: DecoderConfig, site: Site) -> None:
+    if config.traits.mixture is not None:
+        config.traits.mixture.check(site)
+    site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
+    if site.num_blocks and config.head_dim == 1:
+        raise ConfigError(
+            "invariant mode needs a head_dim of at least 2: with 1, attention is made of matrix-vector products, "
+            "whose rounding depends on how the heads are dealt"
+        )
+
+
 def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the whole model's types."""
+    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
+    _check_site(config, site)
     whole = _put_together(config, site.abstract())
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 

@@ -76,7 +76,7 @@ def memory_of(model: LayeredModel, plan: StepPlan, mesh: Mesh) -> RankMemory:
     whole, own = _bytes(params, None), _bytes(params, mesh)
     weights, grads, states = (own if plan.zero >= level else whole for level in (3, 2, 1))
     constants = [p for layer in model.layers.values() if isinstance(layer, LogitsBias) for p in _params_of(layer)]
-    untrained = _bytes(constants, mesh if plan.zero >= 2 else None)
+    untrained = _bytes(() if plan.zero else constants, None)  # ZeRO has a piece of a gradient for each parameter
     masters = states.wide if is_half(model.dtype) else 0
     sizes = Sizes.of(plan.rows, model.site, model.config.hidden_size)
     activations, in_flight = _activations(model, plan, sizes)

@@ -1,7 +1,8 @@
 """A run's directory: what stands there, whether a run may begin or goes on there, and when an earlier run gives way.
 
 Nothing of an earlier run is touched before the first step of the new one is done: until then everything that can fail
-at the start (data, weights, memory, other ranks) has failed, and the earlier run stands as it was.
+at the start (data, weights, memory, other ranks) has failed, and the earlier run stands as it was. A run that ends
+before leaves nothing of its own: no lock, no empty log, no folder.
 """
 
 from __future__ import annotations
@@ -9,15 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpitp.checkpoint.existing import ASIDE, checkpoints
 from mpitp.checkpoint.hf import MODEL_FILES
 from mpitp.config import RunConfig
 from mpitp.errors import FileError
-from mpitp.files import check_target, discard, discard_leftovers, os_failure, remove
-from mpitp.train.lock import RunLock
+from mpitp.files import (
+    check_target,
+    discard,
+    discard_leftovers,
+    folders_to_make,
+    os_failure,
+    remove,
+    remove_empty,
+)
+from mpitp.train.lock import LOCK, RunLock
 
 METRICS = "metrics.jsonl"  # the loss log
 MODEL = "model"  # the final model
@@ -28,11 +37,14 @@ REPLACED = ".replaced-"  # checkpoints of an earlier run on their way out
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does in its directory: goes on there, replaces what it finds, or begins. `note`: said to the user."""
+    """What a run does in its directory: goes on there, replaces what it finds, or begins. `note`: said to the user.
+    `made`: folders that were made for it, the innermost first.
+    """
 
     goes_on: bool = False
     replaces: bool = False
     note: str = ""
+    made: tuple[Path, ...] = ()
 
 
 class RunDirectory:
@@ -49,9 +61,13 @@ class RunDirectory:
 
         `watchdogs`: the pattern of folders that earlier jobs' watchdogs may have left.
         """
+        made = folders_to_make(self.path / METRICS)
+        stack.callback(remove_empty, made)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            own = [path for path in (self.log, self.path / LOCK) if not os.path.lexists(path)]
             stack.enter_context(RunLock(self.path))  # before anything of another job's could be removed
+            stack.callback(self._withdraw, own)
             self._discard_leftovers(watchdogs)
             plan = self._plan(resume)
             self._see_that_results_can_be_written()
@@ -59,7 +75,15 @@ class RunDirectory:
                 self.log.touch()
         except OSError as error:
             raise os_failure("write to", self.path, error) from error
-        return plan
+        return replace(plan, made=tuple(made))
+
+    def _withdraw(self, own: list[Path]) -> None:
+        """Remove the files that this run has made, unless it has got anywhere."""
+        with contextlib.suppress(OSError):
+            if self._what_stands() or (self.path / UNSAVED).exists():
+                return
+            for path in own:
+                path.unlink(missing_ok=True)
 
     def give_to_new_run(self, plan: Plan, resume: str | None) -> None:
         """The first step is done: what an earlier run has left goes, and this run's results may come.

@@ -18,6 +18,7 @@ from mpitp.files import os_failure, user_name
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 PATIENCE_SECONDS = 3.0
+LOCK = ".lock"  # its name in the directory
 
 
 class RunLock:
@@ -29,13 +30,12 @@ class RunLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / ".lock"
+        self.path = directory / LOCK
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
         try:
-            self._descriptor = self._open()
-            self._lock()
+            self._take()
         except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace") or "another process"
             os.close(self._descriptor)
@@ -49,6 +49,22 @@ class RunLock:
                   "job runs in this directory", file=ErrorStream(), flush=True)  # fmt: skip
         self._write(f"process {os.getpid()} on {socket.gethostname()}, user {user_name(os.getuid())}")
         return self
+
+    def _take(self) -> None:
+        """Lock the file that lies there: one that an ending job has taken away meanwhile keeps nobody out."""
+        while True:
+            self._descriptor = self._open()
+            self._lock()
+            if self._is_there():
+                return
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
 
     def _open(self) -> int:
         """The file itself, never what a link leads to; one that can't be written to can be locked all the same."""

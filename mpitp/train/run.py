@@ -20,6 +20,7 @@ from mpitp.comm.watchdog import FOLDER, Watchdog
 from mpitp.config import RunConfig, duration_seconds
 from mpitp.error_stream import tell
 from mpitp.errors import ConfigError
+from mpitp.files import remove_empty
 from mpitp.models.any_config import AnyConfig
 from mpitp.train.checkpoints import exact_weights
 from mpitp.train.directory import RunDirectory
@@ -71,6 +72,7 @@ def train(
     directory = RunDirectory(config)
     with contextlib.ExitStack() as stack:
         plan = on_first_rank(world, lambda: directory.take(resume, f"{FOLDER}*", stack))
+        stack.callback(remove_empty, plan.made)  # of a run that has left nothing: by the last rank to go
         stop = stop or stack.enter_context(StopSignals(config.train.signals))
         world = _guarded_group(config, world, stack, debug_collectives)
         model = task.source.make(run_site(config, task.model_config, world, device))

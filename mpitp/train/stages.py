@@ -1,20 +1,21 @@
-"""Whether a run's model and microbatches are enough for the stages of its pipeline, and what runs them."""
+"""Whether a run's model can be laid on its mesh, and has stages enough with its microbatches; and what runs them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from mpitp.backend.device import AbstractDevice
 from mpitp.comm.mesh import Mesh
 from mpitp.config import RunConfig
 from mpitp.errors import ConfigError
-from mpitp.layers.site import Site, make_site
+from mpitp.layers.site import Site
 from mpitp.models.any_config import AnyConfig
 from mpitp.models.config import DecoderConfig
 from mpitp.models.layered import LayeredModel
 from mpitp.models.runner import PlainRunner, Progress, Runner
 from mpitp.pipeline.runner import PipelineRunner
 from mpitp.train.deal import Deal
-from mpitp.train.setup import num_microbatches, run_source
+from mpitp.train.setup import num_microbatches, run_source, site_on
 
 
 def make_runner(config: RunConfig, model: LayeredModel, progress: Progress) -> Runner:
@@ -41,8 +42,8 @@ def check_pipeline(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> Non
 
 
 def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
-    """Raise ConfigError where the model or the microbatches of a step aren't enough for the stages, or where there are
-    no experts to be dealt.
+    """Raise ConfigError where the model can't be laid on the run's site, where it or the microbatches of a step aren't
+    enough for the stages, or where there are no experts to be dealt.
     """
     model = source.config
     if config.mesh.ep > 1 and not (isinstance(model, DecoderConfig) and model.traits.mixture is not None):
@@ -50,8 +51,7 @@ def check_layout(config: RunConfig, source: Cuttable, mesh: Mesh) -> None:
             f"mesh.ep = {config.mesh.ep} deals experts to ranks, but a model of type {model.model_type!r} has none; "
             "give the ranks to mesh.dp, which is the same for all else"
         )
-    if config.mesh.pp > 1 or config.mesh.cp > 1:
-        source.check(make_site(mesh))
+    source.check(site_on(config, model, mesh, AbstractDevice()))
     if config.mesh.pp == 1:
         return
     if config.optim.zero == 3 and config.mesh.schedule == "zb":

@@ -144,6 +144,21 @@ def test_what_is_refused(
     assert not places["out"].exists()
 
 
+def test_what_is_refused_leaves_no_folders(floats: Path, rounded: tuple[Path, Grouping], tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"GGUF" + bytes(60))
+    out = str(tmp_path / "new/deeper/out")
+    for options in (
+        ["--weights", "int8", str(rounded[0])],
+        ["--weights", "int4", str(tmp_path / "no.gguf")],
+        ["--upcycle", "2", str(rounded[0])],
+        [str(tmp_path / "no.gguf")],
+    ):
+        assert main(["convert", *options, out]) in (3, 4)
+        assert [path.name for path in tmp_path.iterdir()] == ["no.gguf"], options
+    assert main(["convert", "--weights", "int8", str(floats), out]) == 0
+    assert [path.name for path in (tmp_path / "new/deeper").iterdir()] == ["out"]
+
+
 def test_rounded_weights_are_not_trained_or_made_afresh(rounded: tuple[Path, Grouping]) -> None:
     raw = json.loads((rounded[0] / "config.json").read_text())
     with pytest.raises(ConfigError, match="fresh weights are floats"):
