@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from mpitp.backend.accelerator import accelerator_in_use
 from mpitp.bench.machine import machine_facts
-from mpitp.bench.products import attention_products, linear_products, run_products
+from mpitp.bench.products import AnyModel, attention_products, linear_products, patch_products, run_products
 from mpitp.bench.random_model import draw_weights, random_model
 from mpitp.bench.timing import CLOCKS, clocked, take_turns
 from mpitp.bench.train import FLOOR, num_params
 from mpitp.comm.group import Group
 from mpitp.errors import UsageError
+from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.config import file_key
-from mpitp.models.encoder import Encoder
-from mpitp.models.encoder_decoder import EncoderDecoder
+from mpitp.models.encoder_config import CLASSIFICATION
 from mpitp.models.encoder_decoders import (
     ENCODER_DECODER_TYPES,
     build_encoder_decoder,
@@ -33,15 +34,18 @@ from mpitp.models.encoder_decoders import (
 )
 from mpitp.models.encoders import ENCODER_TYPES, build_encoder, encoder_config_from_hf
 from mpitp.models.known_keys import FILE_KEYS
-from mpitp.models.model import CausalLM
 from mpitp.models.registry import MODEL_TYPES, config_from_hf
+from mpitp.models.vision import Vision, build_vision
+from mpitp.models.vision_config import CLASSES, vision_config_from_hf
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.train.step import TrainStep
 
 STEP = "step"
 MIXTURES = ("mixtral", "qwen2_moe")
 DECODERS = tuple(name for name in MODEL_TYPES if name not in MIXTURES)
-TYPES = (*DECODERS, *ENCODER_TYPES, *ENCODER_DECODER_TYPES)
+VISION_TYPES = tuple(CLASSES)
+TYPES = (*DECODERS, *ENCODER_TYPES, *VISION_TYPES, *ENCODER_DECODER_TYPES)
+PATCH, CHANNELS, LABELS = 16, 3, 10  # of images: as many patches as data has tokens, or a little fewer
 _FACTS = ("hidden_size", "num_layers", "heads", "kv_heads", "ffn_hidden", "vocab_size", "max_positions")
 _DISTILBERT = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 _DISTILBERT |= {"intermediate_size": "hidden_dim"}
@@ -67,9 +71,13 @@ def measure(args: argparse.Namespace, group: Group) -> dict[str, Any]:
 def _of_type(name: str, args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """Least times, and how often the products the step takes."""
     model = model_of(name, args, make_site(group, dtype=args.dtype))
-    batch = pairs_of(args) if name in ENCODER_DECODER_TYPES else batch_of(args)
+    batch = images_of(model, args) if isinstance(model, Vision) else batch_of(args)
+    batch = pairs_of(args) if name in ENCODER_DECODER_TYPES else batch
     step = TrainStep(model, AdamW(model.named_params(), AdamWSettings()), clip_norm=1.0)
-    floor = linear_products(model, args.batch * args.seq), attention_products(model, [args.seq] * args.batch)
+    rows = batch.rows
+    floor = linear_products(model, rows.num_tokens), attention_products(model, [run.length for run in rows.runs])
+    if isinstance(model, Vision):
+        floor[0].extend(patch_products(model, len(batch.tokens)))
     works: dict[str, Callable[[], Any]] = {STEP: lambda: step([batch], lr=1e-5)}
     works |= {part: partial(run_products, own) for part, own in zip(FLOOR, floor, strict=True)}
     tasks = {part: clocked(work, CLOCKS[args.clock]) for part, work in works.items()}
@@ -83,12 +91,16 @@ def _of_type(name: str, args: argparse.Namespace, group: Group) -> dict[str, Any
     }
 
 
-def model_of(name: str, args: argparse.Namespace, site: Site) -> CausalLM | Encoder | EncoderDecoder:
+def model_of(name: str, args: argparse.Namespace, site: Site) -> AnyModel:
     """A model of a type, of the sizes given; with a decoder beside an encoder as many layers of each."""
     if name in ENCODER_DECODER_TYPES:
         pair = build_encoder_decoder(encoder_decoder_config_from_hf(pair_fields(name, args)), site)
         draw_weights(pair.named_params())
         return pair
+    if name in VISION_TYPES:
+        vision = build_vision(vision_config_from_hf(vision_fields(name, args)), site)
+        draw_weights(vision.named_params())
+        return vision
     if name not in ENCODER_TYPES:
         return random_model(config_from_hf(decoder_fields(name, args)), site)
     model = build_encoder(encoder_config_from_hf(encoder_fields(name, args)), site)
@@ -138,6 +150,33 @@ def pair_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
     sizes |= {f"{side}_attention_heads": args.heads for side in sides} | {"max_position_embeddings": args.seq}
     rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
     return ids | sizes | rates | {"decoder_start_token_id": 0}
+
+
+def vision_fields(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """That of a vision transformer that classifies square images of about as many patches as a sequence has tokens."""
+    ffn, side = args.ffn or 4 * args.hidden, math.isqrt(args.seq) * PATCH
+    inner = {"mlp_ratio": max(ffn // args.hidden, 1)} if name == "dinov2" else {"intermediate_size": ffn}
+    return {
+        **{"model_type": name, "architectures": [CLASSES[name][CLASSIFICATION]], "num_labels": LABELS},
+        **{"hidden_size": args.hidden, "num_hidden_layers": args.layers, "num_attention_heads": args.heads},
+        **{
+            "image_size": side,
+            "patch_size": PATCH,
+            "num_channels": CHANNELS,
+            **inner,
+            **dict.fromkeys(_BERT_RATES, 0.0),
+        },
+    }
+
+
+def images_of(model: Vision, args: argparse.Namespace) -> Batch:
+    """Random pixels and a class for each image."""
+    import numpy as np
+
+    config, random = model.config, np.random.default_rng(1)
+    patches = config.grid[0] * config.grid[1]
+    pixels = random.standard_normal((args.batch * patches, config.channels * config.patch_size**2), np.float32)
+    return Batch(pixels, Rows.of([1 + patches] * args.batch), random.integers(0, LABELS, args.batch))
 
 
 _BERT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")

@@ -28,6 +28,8 @@ from mpitp.models.encoder_config import MASKED, EncoderConfig
 from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.models.model import CausalLM
+from mpitp.models.vision import Vision
+from mpitp.models.vision_config import VisionConfig
 from mpitp.ops.sight import CAUSAL, EVERYTHING, Sight
 
 
@@ -51,11 +53,16 @@ def run_products(products: Sequence[Product]) -> None:
         np.matmul(product.a, product.b, out=product.out)
 
 
-AnyModel = CausalLM | Encoder | EncoderDecoder
+AnyModel = CausalLM | Encoder | EncoderDecoder | Vision
 
 
 def linear_weights(model: AnyModel) -> Iterator[Array]:
-    """This rank's weights that are multiplied by activations; a tied table counts as the head that it is."""
+    """This rank's weights that are multiplied by activations of all tokens; a tied table counts as the head that it is,
+    the classifier of an image, which sees one row of it, not at all.
+    """
+    if isinstance(model, Vision):
+        yield from (p.data for name, p in model.named_params() if p.data.ndim == 2 and name.startswith("blocks."))
+        return
     is_tied = model.config.head == MASKED if isinstance(model, Encoder) else model.config.tied
     added = ("positions.weight", "types.weight", "heads.bias", "logits bias.bias")  # looked up, or numbers to be added
     for name, param in model.named_params():
@@ -77,13 +84,21 @@ def linear_products(model: AnyModel, num_tokens: int) -> list[Product]:
     return products
 
 
+def patch_products(model: Vision, num_patches: int) -> list[Product]:
+    """The two products of the patch embedding: pixels have no gradient."""
+    w = model["patches"].weight.data
+    w, arrays = w.reshape(len(w), w[0].size), _Arrays(model.dtype)
+    x, dy = arrays.get("x", num_patches, w.shape[1]), arrays.get("dy", num_patches, len(w))
+    return [Product(x, w.T, arrays.get("y", num_patches, len(w))), Product(dy.T, x, arrays.get("dw", *w.shape))]
+
+
 def attention_products(model: AnyModel, lengths: Sequence[int]) -> list[Product]:
     """Those of this rank's heads in all blocks, for sequences of these lengths; of pairs both texts have them."""
     config = model.config
     if isinstance(config, EncoderDecoderConfig):
         own, before = config.decoder.num_layers, config.encoder.num_layers
         return _products(model, lengths, CAUSAL) * own + _products(model, lengths, EVERYTHING) * (own + before)
-    sight = EVERYTHING if isinstance(config, EncoderConfig) else CAUSAL
+    sight = EVERYTHING if isinstance(config, EncoderConfig | VisionConfig) else CAUSAL
     return _products(model, lengths, sight) * config.num_layers
 
 

@@ -78,7 +78,7 @@ class _FromHead(ScoreChange):
     def forward(self, scores: Array, head: int, queries: range, keys: range) -> None:
         self.change.forward(scores, self.first + head, queries, keys)
 
-    def backward(self, dscores: Array, scores: Array, head: int, queries: range, keys: range) -> None:
+    def backward(self, dscores: Array, scores: Array | None, head: int, queries: range, keys: range) -> None:
         self.change.backward(dscores, scores, self.first + head, queries, keys)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitp.backend.arrays import Array, array_module, from_host
-from mpitp.backend.precision import widened
 from mpitp.errors import PlacementError
 from mpitp.layers.array_type import ArrayType
 from mpitp.layers.param import Param
 from mpitp.layers.placement import Cut
+from mpitp.ops.diagonals import add_to_diagonals, diagonal_sums
 from mpitp.ops.relative_buckets import Buckets
 from mpitp.ops.score_change import ScoreChange
 
@@ -25,16 +25,15 @@ from mpitp.ops.score_change import ScoreChange
 class RelativeBias(ScoreChange):
     """Adds `table` [buckets, a/tp] by distance."""
 
+    uses_scores = False
     table: Param
     buckets: Buckets
 
     def forward(self, scores: Array, head: int, queries: range, keys: range) -> None:
-        xp, (rows, cols) = array_module(scores), scores.shape
-        of_distance = widened(self.table.data)[from_host(self._buckets_of(queries, keys), xp), head]
-        number = xp.arange(cols)[None, :] + xp.arange(rows - 1, -1, -1)[:, None]  # of the distance u - p
-        scores += of_distance[number]
+        of_distance = self.table.data[from_host(self._buckets_of(queries, keys), array_module(scores)), head]
+        add_to_diagonals(scores, of_distance.astype(scores.dtype, copy=False))
 
-    def backward(self, dscores: Array, scores: Array, head: int, queries: range, keys: range) -> None:
+    def backward(self, dscores: Array, scores: Array | None, head: int, queries: range, keys: range) -> None:
         """A number was added, so dscores stay; their sums by bucket are the table's gradient."""
         xp = array_module(dscores)
         buckets = from_host(self._buckets_of(queries, keys), xp)
@@ -61,15 +60,3 @@ class RelativeBias(ScoreChange):
                 cure="cut its table by the query heads",
             )
         incoming.expect_gradient_summed("bias", self.table)
-
-
-def diagonal_sums(x: Array) -> Array:
-    """The sums over the diagonals of x [r, c], from the one of its lower left corner on: [r + c - 1].
-
-    Rows, last one first, lie in rows one element longer; read in rows of the sums' length, each has moved by one.
-    """
-    xp, (rows, cols) = array_module(x), x.shape
-    wide = xp.zeros((rows, rows + cols), x.dtype)
-    wide[:, :cols] = x[::-1]
-    width = rows + cols - 1
-    return wide.reshape(-1)[: rows * width].reshape(rows, width).sum(axis=0)

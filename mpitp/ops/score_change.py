@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mpitp.backend.arrays import Array, array_module
 
@@ -17,14 +18,16 @@ class ScoreChange(ABC):
     from a query is changed with the rest of its tile, and hidden afterwards.
     """
 
+    uses_scores: ClassVar[bool] = True  # whether backward looks at them
+
     @abstractmethod
     def forward(self, scores: Array, head: int, queries: range, keys: range) -> None:
         """scores become those that the softmax takes."""
 
     @abstractmethod
-    def backward(self, dscores: Array, scores: Array, head: int, queries: range, keys: range) -> None:
+    def backward(self, dscores: Array, scores: Array | None, head: int, queries: range, keys: range) -> None:
         """dscores, the gradient of what forward made, become that of what it was given; gradients of parameters are
-        added up. `scores`: what forward was given.
+        added up. `scores`: what forward was given; None unless it `uses_scores`.
         """
 
 
@@ -39,7 +42,8 @@ class ScoreCap(ScoreChange):
         array_module(scores).tanh(scores, out=scores)
         scores *= self.cap
 
-    def backward(self, dscores: Array, scores: Array, head: int, queries: range, keys: range) -> None:
+    def backward(self, dscores: Array, scores: Array | None, head: int, queries: range, keys: range) -> None:
+        assert scores is not None
         ratio = array_module(scores).tanh(scores / self.cap)
         ratio *= ratio
         dscores *= 1.0 - ratio
@@ -52,6 +56,7 @@ class Alibi(ScoreChange):
     slopes: of this rank's query heads.
     """
 
+    uses_scores = False
     slopes: Sequence[float]
 
     def forward(self, scores: Array, head: int, queries: range, keys: range) -> None:
@@ -59,7 +64,7 @@ class Alibi(ScoreChange):
         scores += (xp.arange(keys.start, keys.stop, dtype=scores.dtype) * slope)[None, :]
         scores -= (xp.arange(queries.start, queries.stop, dtype=scores.dtype) * slope)[:, None]
 
-    def backward(self, dscores: Array, scores: Array, head: int, queries: range, keys: range) -> None:
+    def backward(self, dscores: Array, scores: Array | None, head: int, queries: range, keys: range) -> None:
         """A constant was added: nothing changes."""
 
 

@@ -36,18 +36,20 @@ class TilePasses:
 
     def softmax_backward(self, scores: Array, dp: Array, head: int, tile: Tile, kept: tuple[Array, Array]) -> None:
         """Products become P = exp(S - lse), 0 for keys not seen, and dp becomes scale * dS; lse and D are `kept`."""
-        before = None if self.change is None else scores * self.scale
+        before = scores * self.scale if self.change is not None and self.change.uses_scores else None
         scale = self._changed(scores, head, tile)
         self._softmax_backward(scores, dp, tile, scale, kept)
         if self.change is not None:
             self.change.backward(dp, before, head, tile.query_positions, tile.key_positions)
-            dp *= self.scale
+            if self.scale != 1.0:
+                dp *= self.scale
 
     def _changed(self, scores: Array, head: int, tile: Tile) -> float:
         """What is still to be multiplied by; where the model changes scores, they are scaled and changed here."""
         if self.change is None:
             return self.scale
-        scores *= self.scale
+        if self.scale != 1.0:
+            scores *= self.scale
         self.change.forward(scores, head, tile.query_positions, tile.key_positions)
         return 1.0
 

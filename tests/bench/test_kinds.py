@@ -8,10 +8,11 @@ import pytest
 
 from mpitp.bench import kinds
 from mpitp.bench.command import add_arguments
-from mpitp.bench.products import attention_products, linear_products
+from mpitp.bench.products import attention_products, linear_products, patch_products
 from mpitp.cli import main
 from mpitp.comm import SerialGroup
 from mpitp.layers.site import make_site
+from mpitp.models.vision import Vision
 
 SMALL = ["types", "--layers", "1", "--hidden", "16", "--heads", "2", "--ffn", "12", "--vocab", "16", "--batch", "2"]
 SMALL += ["--seq", "4", "--rounds", "1"]
@@ -54,6 +55,16 @@ def test_products_of_pairs_are_those_of_both_sides(name: str) -> None:
     assert sum(product.flops for product in linear_products(model, 8)) == 3 * 2 * 8 * weights
     scores = 7 * 2 * 4 * 4 * 8
     assert sum(product.flops for product in attention_products(model, [4, 4])) == 3 * 2 * 2 * scores
+
+
+def test_products_of_images_are_those_of_patches_and_blocks() -> None:
+    """4 patches of 16 x 16 pixels in 3 colours and the class token; no gradient of pixels, and 5 x 5 scores."""
+    model = kinds.model_of("vit", parsed(), make_site(SerialGroup()))
+    assert isinstance(model, Vision) and kinds.images_of(model, parsed()).tokens.shape == (2 * 4, 3 * 16 * 16)
+    weights = 4 * 16 * 16 + 2 * 16 * 12
+    assert sum(product.flops for product in linear_products(model, 10)) == 3 * 2 * 10 * weights
+    assert sum(product.flops for product in patch_products(model, 8)) == 2 * 2 * 8 * 16 * 768
+    assert sum(product.flops for product in attention_products(model, [5, 5])) == 2 * 2 * 7 * 2 * 5 * 5 * 8
 
 
 def test_a_type_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
