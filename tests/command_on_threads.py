@@ -16,7 +16,7 @@ def command_on_threads(ranks: int, *words: str) -> list[int]:
     """Every rank's exit code of `mpitp WORDS`. Each rank takes its thread's group for the group of all ranks."""
     own = threading.local()
 
-    def start_job(device: str, *, invariant: bool = False) -> tuple[Group, CpuDevice]:
+    def start_job(device: str, *, invariant: bool = False, accelerate: bool = True) -> tuple[Group, CpuDevice]:
         return own.group, CpuDevice()
 
     def rank(group: Group) -> int:

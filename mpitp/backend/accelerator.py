@@ -48,6 +48,12 @@ def use_accelerator(decision: bool | None) -> None:
     _decided = decision
 
 
+def decide_later() -> None:
+    """Let this process decide when it is asked next. Raises ConfigError for an unknown MPITP_ACCELERATOR now."""
+    _variable()
+    use_accelerator(None)
+
+
 def offer() -> str:
     """What this process could use, such as "Numba 0.68.1"; or "" and never an exception where Numba doesn't work.
 

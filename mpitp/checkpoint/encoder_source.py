@@ -13,12 +13,13 @@ from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
 from mpitp.models.encoder import Encoder
 from mpitp.models.encoder_config import EncoderConfig
-from mpitp.models.encoders import abstract_encoder, build_encoder, is_encoder
+from mpitp.models.encoders import abstract_encoder, build_encoder
+from mpitp.models.kinds import is_encoder, is_vision
 from mpitp.models.layered import LayeredModel
 from mpitp.models.registry import recompute_blocks
 from mpitp.models.stages import Cutting
 from mpitp.models.vision import Vision, abstract_vision, build_vision
-from mpitp.models.vision_config import VisionConfig, is_vision
+from mpitp.models.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from mpitp.backend.arrays import array_module, from_host, to_host
+from mpitp.backend.arrays import Array, array_module, from_host, to_host
 from mpitp.checkpoint.chunk_sums import ChunkSums
 from mpitp.checkpoint.hf_directory import INDEX, MODEL, HfWeights, Shape, first_few
+from mpitp.checkpoint.in_place import put_in_place
 from mpitp.checkpoint.safetensors_file import STORED_NAMES, SafetensorsWriter, create_file
 from mpitp.checkpoint.safetensors_header import ELEMENT_BYTES, plan_file
 from mpitp.checkpoint.together import on_first_rank, together
@@ -65,12 +67,15 @@ def load_params(
     ignorable: Sequence[str] = (),
     copies: Mapping[str, str] | None = None,
     stem: str = MODEL,
+    *,
+    in_place: bool = False,
 ) -> None:
     """Fill the model's parameters from a Hugging Face directory; each rank reads only the rows it holds.
 
     Names and shapes are checked first; a pipeline's other stages check theirs. Values are converted to each parameter's
     dtype. copies: tensors that may be stored beside another one that they equal (a tied head), or in its place; one
-    that differs is a FileError. stem: the word that the files' names begin with.
+    that differs is a FileError. stem: the word that the files' names begin with. in_place: parameters that the files
+    have as they are wanted stay there (`in_place.py`).
     """
     with HfWeights(directory, stem) as weights:
         expected = expected_tensors(model)
@@ -82,11 +87,14 @@ def load_params(
         weights.check_tensors(
             {**expected, **{copy: expected[of] for copy, of in stored_copies.items()}}, (*ignorable, *elsewhere)
         )
-        for param, stored in _pieces(model):
-            view = param.data[stored.place]
-            if view.size:
-                _read_piece(weights, stored, view)
-                for copy in [copy for copy, of in stored_copies.items() if of == stored.piece.tensor]:
+        for param, pieces in _by_param(model):
+            boxes = [box for stored in pieces for box in _boxes(stored, param.data[stored.place])] if in_place else []
+            is_there = in_place and put_in_place(weights, param, boxes)
+            for stored in pieces:
+                view = param.data[stored.place]
+                if view.size and not is_there:
+                    _read_piece(weights, stored, view)
+                for copy in [copy for copy, of in stored_copies.items() if of == stored.piece.tensor and view.size]:
                     _check_copy(weights, stored.part, replace(stored.piece, tensor=copy), view)
 
 
@@ -188,6 +196,13 @@ def _pieces(model: NamedModel) -> Iterator[tuple[Param, Stored]]:
                 yield param, stored
 
 
+def _by_param(model: NamedModel) -> Iterator[tuple[Param, list[Stored]]]:
+    """The same, parameter by parameter."""
+    for _, neighbours in groupby(_pieces(model), key=lambda pair: id(pair[0])):
+        pairs = list(neighbours)
+        yield pairs[0][0], [stored for _, stored in pairs]
+
+
 def _owned_pieces(model: NamedModel) -> Iterator[tuple[Param, Stored]]:
     """The same of what this rank owns."""
     table = model.hf_pieces()
@@ -199,13 +214,19 @@ def _owned_pieces(model: NamedModel) -> Iterator[tuple[Param, Stored]]:
 
 def _read_piece(weights: HfWeights, stored: Stored, view: Any) -> None:
     """Read the held box of one part into its place in the parameter, over host memory where it lives on a device."""
-    module, piece = array_module(view), stored.piece
+    module = array_module(view)
     host = view if module is np else np.empty(view.shape, view.dtype)
-    for starts, place in _stored_boxes(stored.part.held, stored.fused, piece):
-        target = host[place]
-        weights.read(piece.tensor, target.T if piece.transposed else target, starts)
+    for tensor, target, starts in _boxes(stored, host):
+        weights.read(tensor, target, starts)
     if module is not np:
         view[...] = from_host(host, module)
+
+
+def _boxes(stored: Stored, local: Array) -> Iterator[tuple[str, Array, list[int]]]:
+    """What a part's place in the parameter is read from: tensors, where each is read to, where in the tensor."""
+    piece = stored.piece
+    for starts, place in _stored_boxes(stored.part.held, stored.fused, piece):
+        yield piece.tensor, local[place].T if piece.transposed else local[place], starts
 
 
 def _stored_boxes(box: Box, fused: int, piece: HfPiece) -> Iterator[tuple[list[int], Index]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitp.checkpoint.safetensors_file import SafetensorsFile
+from mpitp.checkpoint.safetensors_file import SafetensorsFile, Span
 from mpitp.errors import FileError
 from mpitp.files import read_json
 
@@ -70,6 +70,10 @@ class HfWeights:
     def read(self, name: str, out: np.ndarray, starts: Sequence[int] = ()) -> None:
         """Fill `out` with a box of a tensor: see `SafetensorsFile.read`."""
         self._file_of[name].read(self._stored_name[name], out, starts)
+
+    def span(self, name: str, like: np.ndarray, starts: Sequence[int] = ()) -> Span | None:
+        """Where a box of a tensor lies as it is wanted: see `SafetensorsFile.span`."""
+        return self._file_of[name].span(self._stored_name[name], like, starts)
 
     def align_names(self, expected: Mapping[str, Shape]) -> None:
         """Let tensors saved from the bare model be found: "wte.weight" as "transformer.wte.weight".

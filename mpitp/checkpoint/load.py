@@ -13,12 +13,10 @@ from mpitp.layers.gathered import deal_weights
 from mpitp.layers.init import init_params
 from mpitp.layers.site import Site
 from mpitp.models import CausalLM, DecoderConfig, abstract_model, build_model, config_from_hf
-from mpitp.models.encoder_decoders import is_encoder_decoder
-from mpitp.models.encoders import is_encoder
 from mpitp.models.ends import GENERATION_CONFIG, check_bos, ids_of, with_ends
+from mpitp.models.kinds import is_encoder, is_encoder_decoder, is_vision
 from mpitp.models.registry import recompute_blocks, tensor_names
 from mpitp.models.stages import Cutting
-from mpitp.models.vision_config import is_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +109,21 @@ def model_facts(label: str, directory: str | Path | None) -> dict[str, str]:
     return folder_facts(label, None if directory is None else Path(directory), AGREED_FILES)
 
 
-def load_model(directory: str | Path, site: Site, *, config: DecoderConfig | None = None) -> CausalLM:
-    """The directory's model with its weights; each rank of the site reads only the slices it holds.
+def load_model(
+    directory: str | Path, site: Site, *, config: DecoderConfig | None = None, in_place: bool = False
+) -> CausalLM:
+    """The directory's model with its weights; each rank of the site reads only the slices it holds. in_place: what can
+    stay in the files does (`in_place.py`), for a model that is read alone and not for long.
 
     `config` replaces `load_config(directory)`, for other dropout rates. Raises ConfigError for a model that isn't
     supported, FileError for a directory that is incomplete or contradictory.
     """
-    return _loaded(build_model(config or load_config(directory), site), Path(directory))
+    return _loaded(build_model(config or load_config(directory), site), Path(directory), in_place=in_place)
 
 
-def _loaded(model: CausalLM, directory: Path) -> CausalLM:
+def _loaded(model: CausalLM, directory: Path, *, in_place: bool = False) -> CausalLM:
     """The model with the weights of the directory."""
-    load_params(model, directory, model.ignorable_tensors, _copies(model, model.config))
+    load_params(model, directory, model.ignorable_tensors, _copies(model, model.config), in_place=in_place)
     return model
 
 

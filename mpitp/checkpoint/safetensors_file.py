@@ -2,14 +2,18 @@
 the format).
 
 Bytes are read and written at their positions (pread, pwrite), not through a memory map: what a rank doesn't need never
-counts as its memory, and a file cut short while it is open is an error, not a crash.
+counts as its memory, and a file cut short while it is open is an error, not a crash. Only whoever asks for `in_place`
+gets the file's own pages, which take no time to read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -31,7 +35,17 @@ FLOAT_DTYPES = {
 }
 CODE_DTYPES = {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8)}  # of weights in 8 or 4 bits; never converted
 STORED_DTYPES = FLOAT_DTYPES | CODE_DTYPES
+POPULATE_READ = 22  # madvise's MADV_POPULATE_READ (Linux 5.14): one call in place of a page fault for every few pages
 STORED_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring bytes of a file that hold a box of a tensor as it is wanted."""
+
+    file: SafetensorsFile
+    start: int
+    stop: int
 
 
 class SafetensorsFile:
@@ -40,6 +54,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._descriptor: int | None = None
+        self._mapping: mmap.mmap | None = None
         try:
             check_regular(self.path)
             self._descriptor = os.open(self.path, os.O_RDONLY)
@@ -67,11 +82,41 @@ class SafetensorsFile:
         for offset, stride_bytes, matrix in _matrices(info, out, starts):
             self._read_matrix(STORED_DTYPES[info.dtype], offset, stride_bytes, matrix)
 
+    def span(self, name: str, like: np.ndarray, starts: Sequence[int] = ()) -> Span | None:
+        """Where the file has the box that `read` would fill `like` with, as `like` has it: in its dtype, without gaps.
+        None: nowhere.
+        """
+        info = self.tensors[name]
+        if STORED_DTYPES.get(info.dtype) != like.dtype or not like.size or info.offset % like.itemsize:
+            return None
+        matrices = list(_matrices(info, like, starts))
+        for (offset, stride, matrix), (following, _, _) in zip(matrices, [*matrices[1:], (None, 0, None)], strict=True):
+            rows, row_bytes = len(matrix), matrix.shape[1] * like.itemsize
+            if (rows > 1 and stride != row_bytes) or following not in (None, offset + rows * row_bytes):
+                return None
+        return Span(self, matrices[0][0], matrices[0][0] + like.nbytes)
+
+    def in_place(self, start: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array that is the file's own bytes from `start` on. It stays when the file is closed; what is written to
+        it stays in this process. Whoever cuts the file short meanwhile ends the process by a bus error.
+        """
+        stop, page = start + math.prod(shape) * dtype.itemsize, start - start % mmap.PAGESIZE
+        if self._mapping is None:
+            assert self._descriptor is not None, "the file is closed"
+            try:
+                self._mapping = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
+            except OSError as error:
+                raise os_failure("map", self.path, error) from error
+        with contextlib.suppress(OSError):  # an older kernel finds its pages one by one
+            self._mapping.madvise(POPULATE_READ, page, stop - page)
+        return np.frombuffer(self._mapping, np.uint8, stop - start, start).view(dtype).reshape(shape)
+
     def close(self) -> None:
         """Give the file back; a second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+            self._mapping = None
 
     def __enter__(self) -> SafetensorsFile:
         return self

@@ -12,7 +12,6 @@ import json
 import platform
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,8 @@ def agree(group: Group, facts: Callable[[], Facts]) -> None:
 
 def environment_facts() -> Facts:
     """What changes the numbers beside what a user asks for."""
+    from importlib import metadata
+
     return {
         "the version of mpitp": __version__,
         "the version of Python": platform.python_version(),

@@ -31,12 +31,13 @@ from mpitp.comm.node_gather import NodeGather
 from mpitp.comm.progress import Need, Steps, Stepwise, progress, run_to_end
 from mpitp.comm.reductions import check_op, cut, reduction, stretches
 from mpitp.comm.shared_memory import SharedMemory, map_shared, orders_stores
+from mpitp.comm.small_sums import SmallSums
 
 READY, SUMMED, DONE = 0, 1, 2  # the counters
 SLOTS = 3
 FIRST_SLOT_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26  # larger operands go through the library
-SMALLEST_BYTES = 1 << 13  # smaller ones too: there the library's latency is the lower one
+SMALLEST_BYTES = 1 << 13  # smaller ones have a way of their own (`small_sums.py`), over several nodes the library's
 SCATTERED_TIMES = 4  # a reduce-scatter, which copies in, pays from so many times these on
 SLICED_FROM_BYTES = 1 << 16
 CACHED_ELEMENTS = 1 << 15
@@ -74,6 +75,7 @@ class NodeGroup(ForwardingGroup):
         self._pending: dict[int, Pending] = {}
         self._lent: int | None = None  # number of the sum whose slot was given out by `empty`
         self._gather = NodeGather(self._map, inner.all_gather, largest_bytes)
+        self._small_sums = SmallSums(lambda slots: self._shared(slots, smallest_bytes), self.node.size)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, xp: Any = np) -> Array:
         """An array in the window, when it can be the operand of the next sum; else in ordinary memory."""
@@ -87,15 +89,21 @@ class NodeGroup(ForwardingGroup):
         return memory.operand(self.node.rank, self._lent % SLOTS, size, dtype).reshape(shape)
 
     def all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Array:
-        if x.nbytes < self._bounds[0]:  # the library's blocking call is the quickest
-            return self.inner.all_reduce(x, op, out)
+        if x.nbytes < self._bounds[0]:
+            return self._all_reduce_small(x, op, out)
         return self.start_all_reduce(x, op, out).wait()
+
+    def _all_reduce_small(self, x: Array, op: str, out: Array | None) -> Array:
+        y = None
+        if self.across is None and isinstance(x, np.ndarray) and x.dtype in FLOATS:
+            y = self._small_sums.add(x, op, out)
+        return self.inner.all_reduce(x, op, out) if y is None else y
 
     def start_all_reduce(self, x: Array, op: str = "sum", out: Array | None = None) -> Pending:
         memory = self._memory_for(x.nbytes, x.dtype) if isinstance(x, np.ndarray) else None
         if memory is None:
             if x.nbytes < self._bounds[0]:  # nothing to hide
-                return Pending.done(self.inner.all_reduce(x, op, out))
+                return Pending.done(self._all_reduce_small(x, op, out))
             return self.inner.start_all_reduce(x, op, out)
         check_op(op)
         number, in_window = self._lay(memory, x)
@@ -259,7 +267,10 @@ class NodeGroup(ForwardingGroup):
         slot_bytes = FIRST_SLOT_BYTES
         while slot_bytes < nbytes:
             slot_bytes *= 2
-        memory = map_shared(self.node, SLOTS, slot_bytes, spin=self._spin)
+        return self._shared(SLOTS, slot_bytes)
+
+    def _shared(self, slots: int, slot_bytes: int) -> SharedMemory | None:
+        memory = map_shared(self.node, slots, slot_bytes, spin=self._spin)
         return memory if all(self.inner.all_gather_objects(memory is not None)) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mpitp.backend.accelerator import offer, use_accelerator
+from mpitp.backend.accelerator import decide_later, offer, use_accelerator
 from mpitp.backend.device import Device, make_device
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.comm.agreement import agree, environment_facts
@@ -14,25 +14,31 @@ from mpitp.comm.start_world import world_group
 from mpitp.error_stream import ErrorStream
 
 
-def start_job(device: str, *, invariant: bool = False) -> tuple[Group, Device]:
+def start_job(device: str, *, invariant: bool = False, accelerate: bool = True) -> tuple[Group, Device]:
     """The group of all ranks and this rank's device ("cpu" or "gpu").
 
     The device comes first: a CUDA-aware MPI binds to the one that is current when it starts. `invariant`: BLAS gets one
-    thread on every rank, because the bits of a product may depend on the number of threads.
+    thread on every rank, because the bits of a product may depend on the number of threads. accelerate: see
+    `join_ranks`.
     """
     if invariant:
         limit_blas_threads(1)
     claim = launch_claim(os.environ)
     local_rank = claim.rank if claim.local_rank is None else claim.local_rank
     chosen = make_device(device, local_rank)
-    return join_ranks(), chosen
+    return join_ranks(accelerate=accelerate), chosen
 
 
-def join_ranks() -> Group:
-    """The group of all ranks, which run the same versions and use the accelerator alike."""
+def join_ranks(*, accelerate: bool = True) -> Group:
+    """The group of all ranks, which run the same versions and use the accelerator alike. accelerate: False leaves what
+    a single rank uses to be decided by the caller, who may not need it.
+    """
     group = world_group()
     agree(group, environment_facts)
-    agree_on_accelerator(group)
+    if accelerate or group.size > 1:
+        agree_on_accelerator(group)
+    else:
+        decide_later()
     return group
 
 

@@ -25,8 +25,9 @@ from mpitp.errors import ConfigError
 from mpitp.layers.param import Param
 from mpitp.layers.site import Site, make_site
 from mpitp.models import build_model, config_from_hf
-from mpitp.models.encoder_decoders import build_encoder_decoder, encoder_decoder_config_from_hf, is_encoder_decoder
-from mpitp.models.encoders import build_encoder, encoder_config_from_hf, is_encoder
+from mpitp.models.encoder_decoders import build_encoder_decoder, encoder_decoder_config_from_hf
+from mpitp.models.encoders import build_encoder, encoder_config_from_hf
+from mpitp.models.kinds import is_encoder, is_encoder_decoder
 
 VOCAB = "vocab"  # what a part of a parameter is called whose rows are the vocabulary's
 

@@ -8,7 +8,7 @@ than those the model was trained with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -20,9 +20,9 @@ MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _SETTINGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def check_own_tokens(backend: Tokenizer, tokenizer_json: Mapping[str, Any], where: str) -> None:
-    """Refuse a tokenizer.json whose `added_tokens` have other ids than the library gives them."""
-    for token in tokenizer_json.get("added_tokens") or []:
+def check_own_tokens(backend: Tokenizer, tokens: Sequence[Mapping[str, Any]] | None, where: str) -> None:
+    """Refuse a tokenizer.json whose `added_tokens`, these, have other ids than the library gives them."""
+    for token in tokens or []:
         _check_id(backend, token["content"], token["id"], f"{where}/tokenizer.json")
 
 

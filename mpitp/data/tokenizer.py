@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ FILES = (*JSON_FILES, "chat_template.jinja")
 OWN_FIELDS = "[model]"  # where a run file's own fields are the model's config
 
 BYTE_END_OF_TEXT = "<|endoftext|>"
+_BEFORE_KEY, _BEFORE_VALUE = re.compile(r"\s*[{,]\s*"), re.compile(r"\s*:\s*")
 _PROBE = "Bytes of  several words: é漢"
 
 
@@ -54,24 +57,30 @@ class Tokenizer:
 
     def __init__(self, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
         self.files, self._where = {name: files[name] for name in FILES if name in files}, where
-        documents = {name: _parse_json(self.files.get(name, b"{}"), f"{where}/{name}") for name in JSON_FILES}
-        config = documents[CONFIG]
-        special = documents[SPECIAL_TOKENS] | config
+        beside = {name: _parse_json(self.files.get(name, b"{}"), f"{where}/{name}") for name in JSON_FILES[1:]}
+        config = beside[CONFIG]
+        special = beside[SPECIAL_TOKENS] | config
         with _library(where):
-            self._backend = _make_backend(self.files[TOKENIZER], documents[TOKENIZER], where)
-            add_declared_tokens(self._backend, config, documents[ADDED_TOKENS], special, where)
-            vocabulary = self._backend.get_vocab(with_added_tokens=True)
-            own = self._backend.get_vocab(with_added_tokens=False)
+            self._backend = _make_backend(self.files[TOKENIZER], where)
+            add_declared_tokens(self._backend, config, beside[ADDED_TOKENS], special, where)
             added = self._backend.get_added_tokens_decoder()
-            self._is_bytes = _is_byte_tokenizer(self._backend, vocabulary)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.own_size = max(own.values(), default=-1) + 1  # without the tokens that were added to it
+            self._is_bytes = _is_byte_tokenizer(self._backend)
         self.added_tokens = {id_: token.content for id_, token in added.items()}
         self.special_tokens = {id_: token.content for id_, token in added.items() if token.special}
-        self.bos_id = _special_id(special.get("bos_token"), "bos_token", vocabulary, where)
-        self.eos_id = _special_id(special.get("eos_token"), "eos_token", vocabulary, where)
-        self.mask_id = _special_id(special.get("mask_token"), "mask_token", vocabulary, where)
+        self.bos_id = _special_id(special.get("bos_token"), "bos_token", self._backend, where)
+        self.eos_id = _special_id(special.get("eos_token"), "eos_token", self._backend, where)
+        self.mask_id = _special_id(special.get("mask_token"), "mask_token", self._backend, where)
         self._prefix, self._suffix = self._around(config.get("add_bos_token"))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def own_size(self) -> int:
+        """The same without the tokens that were added to it."""
+        return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
 
     @property
     def sha256(self) -> str:
@@ -243,10 +252,10 @@ def check_fits(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
 
 def check_rows(tokenizer: Tokenizer, texts: Iterable[Sequence[int]], vocab_size: int, where: str) -> None:
     """Raise ConfigError for a text with a token that the model in `where`, with `vocab_size` rows, has none for."""
-    if tokenizer.vocab_size > vocab_size:
-        for number, ids in enumerate(texts, start=1):
-            if found := next((id_ for id_ in ids if id_ >= vocab_size), None):
-                raise ConfigError(f"text {number} has {without_row(tokenizer, found, vocab_size, where)}")
+    for number, ids in enumerate(texts, start=1):
+        if len(ids) and np.max(ids) >= vocab_size:
+            found = next(id_ for id_ in ids if id_ >= vocab_size)
+            raise ConfigError(f"text {number} has {without_row(tokenizer, found, vocab_size, where)}")
 
 
 def without_row(tokenizer: Tokenizer, id_: int, vocab_size: int, where: str) -> str:
@@ -267,11 +276,13 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte if byte in printable else 256 + others.index(byte)): byte for byte in range(256)}
 
 
-def _is_byte_tokenizer(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> bool:
+def _is_byte_tokenizer(backend: tokenizers.Tokenizer) -> bool:
     """Whether a tokenizer is the byte tokenizer, which a line of Python does far faster than the library."""
+    if backend.get_vocab_size(with_added_tokens=True) != 257:  # most aren't, and have many tokens to look at
+        return False
     if backend.normalizer is not None or getattr(backend.pre_tokenizer, "add_prefix_space", True):
         return False
-    if dict(vocabulary) != {**byte_letters(), BYTE_END_OF_TEXT: 256}:
+    if backend.get_vocab(with_added_tokens=True) != {**byte_letters(), BYTE_END_OF_TEXT: 256}:
         return False
     if not isinstance(backend.model, tokenizers.models.BPE) or list(backend.get_added_tokens_decoder()) != [256]:
         return False
@@ -316,17 +327,39 @@ def _library(where: str) -> Iterator[None]:
         ) from error
 
 
-def _make_backend(content: bytes, document: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
+def _make_backend(content: bytes, where: str) -> tokenizers.Tokenizer:
+    path = f"{where}/{TOKENIZER}"
+    own = _own_tokens(content, path)
     try:
         backend = tokenizers.Tokenizer.from_str(decode_text(content, where))
     except Exception as error:  # the library raises Exception itself
-        raise FileError(f"{where}/{TOKENIZER} is not understood by the tokenizers library: {error}") from error
-    check_own_tokens(backend, document, where)
+        _parse_json(content, path)
+        raise FileError(f"{path} is not understood by the tokenizers library: {error}") from error
+    check_own_tokens(backend, own, where)
     backend.no_truncation()  # some files carry the settings of their training
     backend.no_padding()
     if isinstance(backend.model, tokenizers.models.BPE):
         backend.model.dropout = None  # merges left out at random: every rank would read a prompt in its own way
     return backend
+
+
+def _own_tokens(content: bytes, where: str) -> Any:
+    """`added_tokens` of a tokenizer.json. They stand before the vocabulary and its merges, which take a while to parse
+    and are left out then.
+    """
+    text, decode, place = decode_text(content, where), json.JSONDecoder().raw_decode, 0
+    try:
+        while before := _BEFORE_KEY.match(text, place):
+            key, place = decode(text, before.end())
+            colon = _BEFORE_VALUE.match(text, place)
+            if colon is None or key == "model":
+                break
+            value, place = decode(text, colon.end())
+            if key == "added_tokens":
+                return value
+    except (ValueError, RecursionError):
+        pass  # the parser of the whole tells what is wrong, and where
+    return _parse_json(content, where).get("added_tokens")
 
 
 def _parse_json(content: bytes, where: str) -> dict[str, Any]:
@@ -341,11 +374,12 @@ def _parse_json(content: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _special_id(token: Any, role: str, vocabulary: Mapping[str, int], where: str) -> int | None:
+def _special_id(token: Any, role: str, backend: tokenizers.Tokenizer, where: str) -> int | None:
     """The id of a special token, given as text or as an object with its `content`."""
     text = token_text(token)
     if text is None:
         return None
-    if text not in vocabulary:
+    id_: int | None = backend.token_to_id(text)
+    if id_ is None:
         raise FileError(f"{where}: {role} is {text!r}, which {TOKENIZER} doesn't know")
-    return vocabulary[text]
+    return id_

@@ -148,7 +148,7 @@ def _stored(args: argparse.Namespace) -> AnyConfig:
     from mpitp.checkpoint.hf_directory import read_config
     from mpitp.models.encoder_config import EncoderConfig
     from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
-    from mpitp.models.encoder_decoders import is_encoder_decoder
+    from mpitp.models.kinds import is_encoder_decoder
     from mpitp.models.vision_config import VisionConfig
 
     raw, kind = read_config(args.model), KINDS[args.what]

@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.checkpoint.load import model_facts
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
-    from mpitp.models.encoders import ENCODER_TYPES, is_encoder
+    from mpitp.models.encoders import ENCODER_TYPES
+    from mpitp.models.kinds import is_encoder, is_vision
     from mpitp.models.nearest import what_it_is
-    from mpitp.models.vision_config import CLASSES, is_vision
+    from mpitp.models.vision_config import CLASSES
 
     group, device = start_job(args.device)
     agree(group, lambda: call_facts("classify", args, ["model"]) | model_facts("--model", args.model))

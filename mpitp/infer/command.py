@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from mpitp.config import DTYPES
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from mpitp.backend.device import Device
     from mpitp.comm.group import Group
     from mpitp.data.tokenizer import Tokenizer
-    from mpitp.infer.generate import Drafts, Speed
+    from mpitp.infer.generate import Drafts, OnToken, Speed
     from mpitp.infer.sampling import Sampling
     from mpitp.models.config import DecoderConfig
     from mpitp.models.model import CausalLM
 
+BEAM_OPTIONS = ("beams", "length_penalty", "early_stopping")
 _DESCRIPTION = """\
 Continue prompts with the model in a Hugging Face directory (as `mpitp train` and `mpitp convert` write them, or from
 elsewhere). Text goes to stdout, everything else to stderr. The same seed gives the same text at every rank count."""
@@ -97,17 +99,18 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.infer.sampling import Sampling
-    from mpitp.infer.translate_command import refuse_beams, run_pairs
-    from mpitp.models.encoder_decoders import is_encoder_decoder
+    from mpitp.models.kinds import is_encoder_decoder
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     _check(args)
-    group, device = start_job(args.device, invariant=args.invariant)
+    group, device = start_job(args.device, invariant=args.invariant, accelerate=False)
     agree(group, lambda: call_facts("generate", args, ["model"]) | _model_facts(args))
     prompts = _prompts(args, group)
     if is_encoder_decoder(read_config(args.model)):
+        from mpitp.infer.translate_command import run_pairs
+
         return run_pairs(args, prompts, sampling, group, device)
-    refuse_beams(args)
+    _refuse_beams(args)
     return _run_decoder(args, prompts, sampling, group, device)
 
 
@@ -134,9 +137,10 @@ def _run_decoder(args: argparse.Namespace, prompts: list[str], sampling: Samplin
         tell(notices_of(config))
         _say_shortened(args.max_new_tokens, encoded, config.cached_positions)
     eos_ids = () if args.ignore_eos else None
-    follower = Follower(printer.token)
     printer.begin()
-    done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, follower, world, speculation)
+    with _kernels(args, group, encoded, printer.token) as on_token:
+        follower = Follower(on_token)
+        done = generate(model, encoded, args.max_new_tokens, sampling, eos_ids, follower, world, speculation)
     printer.end(done)
     if group.rank == 0:
         tell(_textless(tokenizer, [token for text in done for token in text.tokens], config.vocab_size))
@@ -144,6 +148,16 @@ def _run_decoder(args: argparse.Namespace, prompts: list[str], sampling: Samplin
             _print_speed(follower.speed, group.size, None if speculation is None else follower.speed.drafts)
     finish_trace(tracer, group, args.trace)
     return 0
+
+
+def _refuse_beams(args: argparse.Namespace) -> None:
+    """Raise UsageError for options of beams with a model that continues text."""
+    for option in BEAM_OPTIONS:
+        if getattr(args, option) is not None:
+            raise UsageError(
+                f"--{option.replace('_', '-')} goes with models that have an encoder and a decoder; {args.model} "
+                "continues text: leave it out"
+            )
 
 
 def _model_facts(args: argparse.Namespace) -> dict[str, str]:
@@ -162,7 +176,18 @@ def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device:
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
     site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
-    return load_model(args.model, site, config=config)
+    return load_model(args.model, site, config=config, in_place=True)
+
+
+def _kernels(
+    args: argparse.Namespace, group: Group, encoded: list[list[int]], on_token: OnToken
+) -> AbstractContextManager[OnToken]:
+    """The compiled kernels, now or behind the first token; what is told of tokens then."""
+    from mpitp.infer.late_kernels import is_late, late_kernels
+
+    if is_late(group, encoded, invariant=args.invariant):
+        return late_kernels(group, on_token, args.max_new_tokens)
+    return nullcontext(on_token)
 
 
 def _textless(tokenizer: Tokenizer, tokens: list[int], vocab_size: int) -> list[str]:

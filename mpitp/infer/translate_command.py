@@ -24,8 +24,6 @@ from mpitp.infer.traced import finish_trace, make_tracer
 from mpitp.infer.translate import translate
 from mpitp.layers.site import choose_blocks, make_site
 
-BEAM_OPTIONS = ("beams", "length_penalty", "early_stopping")
-
 
 def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, group: Group, device: Device) -> int:
     """Every rank runs this, rank 0 prints."""
@@ -57,16 +55,6 @@ def run_pairs(args: argparse.Namespace, prompts: list[str], sampling: Sampling, 
     if refusal is not None:
         raise refusal
     return 0
-
-
-def refuse_beams(args: argparse.Namespace) -> None:
-    """Raise UsageError for options of beams with a model that continues text."""
-    for option in BEAM_OPTIONS:
-        if getattr(args, option) is not None:
-            raise UsageError(
-                f"--{option.replace('_', '-')} goes with models that have an encoder and a decoder; {args.model} "
-                "continues text: leave it out"
-            )
 
 
 def _rules(args: argparse.Namespace, rules: Rules, sampling: Sampling) -> Rules:

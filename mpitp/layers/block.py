@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitp.backend.arrays import Array
 from mpitp.layers.algebra import ADD, ADD_GRADS, Algebra, Join
@@ -16,10 +16,12 @@ from mpitp.layers.array_type import ArrayType
 from mpitp.layers.attention import AttentionContext, SelfAttention
 from mpitp.layers.dropout import Dropout, without_idle_dropouts
 from mpitp.layers.layer import Layer
-from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, NormContext, RMSNorm
 from mpitp.layers.passes import Pass
+
+if TYPE_CHECKING:
+    from mpitp.layers.mixture import MixtureOfExperts
 
 
 @dataclass(slots=True)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mpitp.errors import ConfigError
 from mpitp.layers.activation import activation_of
 from mpitp.layers.attention import AttentionDropout, AttentionHeads, KvReplicas, Scores, SelfAttention
-from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
-from mpitp.layers.cross_attention import CrossAttention, CrossHeads
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from mpitp.layers.first_rows import OnFirstRows
-from mpitp.layers.gathered_dense import ColumnsToRows, Gather, GatherColumns, GatheredDense
 from mpitp.layers.groupwise import GroupwiseEmbedding, GroupwiseProduct, groupwise_product
-from mpitp.layers.halo import Halo
 from mpitp.layers.head_norm import HeadNorms
-from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.keys import OWN_KEYS, Keys
 from mpitp.layers.layer import Layer
@@ -42,16 +37,21 @@ from mpitp.layers.partition import HeadShare, Share, runs_of
 from mpitp.layers.placement import Cut, Part
 from mpitp.layers.product import DenseProduct, Product
 from mpitp.layers.relative_bias import RelativeBias
-from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.site import Site
 from mpitp.layers.source_rows import OWN_SOURCES, WholeSources
 from mpitp.layers.summation import LibrarySum, OrderedSum, Summation
-from mpitp.ops.convolution import Geometry
 from mpitp.ops.groupwise import Grouping
 from mpitp.ops.relative_buckets import Buckets
 from mpitp.ops.score_change import ScoreChange
 from mpitp.ops.sight import CAUSAL, Sight
+
+if TYPE_CHECKING:  # what few models have is imported by what makes it: a process that has none starts sooner
+    from mpitp.layers.convolution import ColumnParallelConvolution, RowParallelConvolution, RowsConvolution
+    from mpitp.layers.cross_attention import CrossAttention
+    from mpitp.layers.first_rows import OnFirstRows
+    from mpitp.layers.gathered_dense import Gather, GatheredDense
+    from mpitp.ops.convolution import Geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,13 @@ class Builder:
         group = self.site.mesh["cp"]
         if group.size == 1:
             return OWN_KEYS
-        return RingKeys(group) if self.site.cp_form == "ring" else HeadsKeys(group)
+        if self.site.cp_form == "ring":
+            from mpitp.layers.ring_keys import RingKeys
+
+            return RingKeys(group)
+        from mpitp.layers.heads_keys import HeadsKeys
+
+        return HeadsKeys(group)
 
     def between(self, *shape: int, std: float = 0.0, value: float = 0.0) -> Param:
         """A parameter that every rank holds whole and that meets the rows between the cut products."""
@@ -196,6 +202,8 @@ class Builder:
         self, geometry: Geometry, channels: int, share: Share, *, bias: bool = True
     ) -> ColumnParallelConvolution:
         """A convolution from `channels` to share.units channels, of which each rank computes some."""
+        from mpitp.layers.convolution import ColumnParallelConvolution
+
         out, whole, size = Cut.of(share), Cut.whole(channels), Cut.whole(geometry.kernel)
         weight = self._kernel((out, whole, size, size))
         bias_param = self.site.param(self.site.placement([Part("", (out,))])) if bias else None
@@ -206,6 +214,8 @@ class Builder:
         self, geometry: Geometry, share: Share, outputs: int, *, bias: bool = True
     ) -> RowParallelConvolution:
         """A convolution from share.units channels, of which each rank has some, to `outputs` channels."""
+        from mpitp.layers.convolution import RowParallelConvolution
+
         size = Cut.whole(geometry.kernel)
         weight = self._kernel((Cut.whole(outputs), Cut.of(share), size, size))
         reduce, bias_param = ReduceFromTP(self.site.summation()), self.site.whole(outputs) if bias else None
@@ -217,6 +227,9 @@ class Builder:
         """A convolution of images whose rows are cut over the ranks. It has no invariant mode: where images are cut
         decides in which pieces the gradient of W is added up.
         """
+        from mpitp.layers.convolution import RowsConvolution
+        from mpitp.layers.halo import Halo
+
         if self.site.num_blocks:
             raise ConfigError("a convolution cut by rows of the image has no invariant mode; cut it by channels")
         weight = self.site.whole(outputs, channels, *[geometry.kernel] * 2, std=self.init_std, partial=["tp"])
@@ -266,6 +279,8 @@ class Builder:
 
     def cross_attention(self, sizes: AttentionSizes, dropout: AttentionDropout) -> CrossAttention:
         """Attention of a decoder's rows to an encoder's output, over this rank's heads."""
+        from mpitp.layers.cross_attention import CrossAttention, CrossHeads
+
         heads, d = sizes.heads, sizes.head_dim
         own = heads.query.scaled(d)
         q = self.column(("q",), sizes.hidden, own, bias=sizes.qkv_bias)
@@ -311,18 +326,24 @@ class Builder:
 
     def gathered_dense(self, width: int, outputs: int, activation: Layer | None) -> GatheredDense:
         """A column-parallel linear whose outputs every rank gets whole, behind an activation."""
+        from mpitp.layers.gathered_dense import GatheredDense
+
         share = self.site.share(outputs)
         dense = self.column(("dense",), width, share, bias=True)
         return GatheredDense(dense, activation, self.gather(share))
 
     def gather(self, columns: Share) -> Gather:
         """How the columns of all ranks come together again."""
+        from mpitp.layers.gathered_dense import ColumnsToRows, GatherColumns
+
         if self.site.sequence_parallel:
             return ColumnsToRows(self.site.tp, columns, self.site.mesh.weights("tp"))
         return GatherColumns(self.site.tp, columns)
 
     def on_first_rows(self, width: int, make: Callable[[Builder], Mapping[str, Layer]]) -> OnFirstRows:
         """Layers on the first row of each sequence; `make`: makes them, for rows that lie whole on every rank."""
+        from mpitp.layers.first_rows import OnFirstRows
+
         return OnFirstRows(make(self.on_whole_rows()), width, self.site.tp if self.site.sequence_parallel else None)
 
     def on_whole_rows(self) -> Builder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mpitp.layers.attention import AttentionDropout, SelfAttention
 from mpitp.layers.block import TransformerBlock
@@ -10,17 +11,19 @@ from mpitp.layers.build import AttentionSizes, Builder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.head_norm import HeadNorms
 from mpitp.layers.joint_norm import JointNorms
-from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.parallel_block import ParallelBlock
 from mpitp.layers.partition import HeadShare
 from mpitp.layers.rotary import Rotary
 from mpitp.models.config import DecoderConfig
-from mpitp.models.encoder_config import EncoderConfig
-from mpitp.models.vision_config import VisionConfig
 from mpitp.ops.score_change import Alibi, ScoreCap, ScoreChange, alibi_slopes
 from mpitp.ops.sight import CAUSAL, EVERYTHING, Band
+
+if TYPE_CHECKING:
+    from mpitp.layers.mixture import MixtureOfExperts
+    from mpitp.models.encoder_config import EncoderConfig
+    from mpitp.models.vision_config import VisionConfig
 
 MakeNorm = Callable[[Builder, int, float], LayerNorm | RMSNorm]
 

@@ -16,6 +16,7 @@ from mpitp.models import bart, t5
 from mpitp.models.config import refuse_slips
 from mpitp.models.encoder_decoder import HEAD, EncoderDecoder
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
+from mpitp.models.kinds import is_encoder_decoder
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
 from mpitp.models.nearest import what_it_is
@@ -50,12 +51,6 @@ ENCODER_DECODER_TYPES = {
         bart.MARIAN_IGNORABLE_TENSORS,
     ),
 }
-
-
-def is_encoder_decoder(raw: Mapping[str, Any]) -> bool:
-    """Whether a parsed config.json is that of a model with an encoder and a decoder."""
-    model_type = raw.get("model_type")
-    return isinstance(model_type, str) and model_type in ENCODER_DECODER_TYPES
 
 
 def encoder_decoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> EncoderDecoderConfig:

@@ -14,6 +14,7 @@ from mpitp.models import bert, distilbert, roberta
 from mpitp.models.config import refuse_slips
 from mpitp.models.encoder import TIED, Encoder, MakeHead, layer_costs, put_together
 from mpitp.models.encoder_config import MASKED, EncoderConfig
+from mpitp.models.kinds import is_encoder
 from mpitp.models.layered import HfNames
 from mpitp.models.names import HfPiece
 from mpitp.models.nearest import what_it_is
@@ -41,12 +42,6 @@ def _type_of(module: ModuleType) -> EncoderType:
 
 
 ENCODER_TYPES = {"bert": _type_of(bert), "roberta": _type_of(roberta), "distilbert": _type_of(distilbert)}
-
-
-def is_encoder(raw: Mapping[str, Any]) -> bool:
-    """Whether a parsed config.json is that of an encoder."""
-    model_type = raw.get("model_type")
-    return isinstance(model_type, str) and model_type in ENCODER_TYPES
 
 
 def encoder_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> EncoderConfig:

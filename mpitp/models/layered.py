@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +26,13 @@ from mpitp.layers.param import Param
 from mpitp.layers.passes import Pass
 from mpitp.layers.rows import Rows
 from mpitp.layers.site import Site
-from mpitp.models.any_config import AnyConfig
 from mpitp.models.batch import Batch
 from mpitp.models.beside import Alone, Beside
 from mpitp.models.names import HfPiece
 from mpitp.models.stages import Chunk
+
+if TYPE_CHECKING:
+    from mpitp.models.any_config import AnyConfig
 
 
 @dataclass(slots=True)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitp.errors import ConfigError
 from mpitp.layers.balance import BalanceRule
 from mpitp.layers.build import Builder
-from mpitp.layers.build_mixture import MixtureSizes, build_mixture
-from mpitp.layers.experts import ExpertSizes
-from mpitp.layers.mixture import MixtureOfExperts
-from mpitp.layers.router import Routing
 from mpitp.layers.site import Site
 from mpitp.models.config import HfConfigReader
 from mpitp.models.names import HfPiece
+
+if TYPE_CHECKING:
+    from mpitp.layers.mixture import MixtureOfExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,10 @@ class Mixture:
 
     def build(self, build: Builder, hidden: int, activation: str, index: int) -> MixtureOfExperts:
         """The mixture of block `index`, its parameters still zero."""
+        from mpitp.layers.build_mixture import MixtureSizes, build_mixture
+        from mpitp.layers.experts import ExpertSizes
+        from mpitp.layers.router import Routing
+
         shards = build.site.tp.size if build.site.sequence_parallel else 1
         experts = ExpertSizes(self.num_experts, self.top_k, self.capacity, shards)
         sizes = MixtureSizes(hidden, self.width, experts, self.shared, activation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from mpitp.errors import ConfigError, UsageError
@@ -112,6 +111,13 @@ def register_model(model_type: str, kind: ModelType) -> None:
     if MODEL_TYPES.get(model_type, kind) is not kind:
         raise UsageError(f"there is a model type {model_type!r} already; give yours another name")
     MODEL_TYPES[model_type] = kind
+
+
+def entry_points(**wanted: str) -> Any:
+    """Those that installed packages have; the library that finds them is imported by the few who ask."""
+    from importlib import metadata
+
+    return metadata.entry_points(**wanted)
 
 
 def _find_installed(model_type: str) -> None:

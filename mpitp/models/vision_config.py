@@ -11,6 +11,7 @@ from mpitp.errors import ConfigError
 from mpitp.models.config import MOST, MOST_ELEMENTS, MOST_INIT_STD, MOST_OF_ANY, Dropouts, HfConfigReader, refuse_slips
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, read_head, read_labels
 from mpitp.models.facts import read_activation
+from mpitp.models.kinds import is_vision
 from mpitp.models.nearest import what_it_is
 
 CLASSES = {
@@ -135,12 +136,6 @@ class VisionConfig:
             hf |= {"id2label": {str(i): name for i, name in enumerate(labels)}}
             hf |= {"label2id": {name: i for i, name in enumerate(labels)}}
         return dataclasses.replace(self, head=head, labels=tuple(labels), hf=hf)
-
-
-def is_vision(raw: Mapping[str, Any]) -> bool:
-    """Whether a parsed config.json is that of a vision transformer."""
-    model_type = raw.get("model_type")
-    return isinstance(model_type, str) and model_type in CLASSES
 
 
 def vision_config_from_hf(raw: Mapping[str, Any], own: Collection[str] = ()) -> VisionConfig:

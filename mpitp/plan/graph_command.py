@@ -147,10 +147,9 @@ def _kind(path: str) -> str:
     """
     from mpitp.errors import ConfigError
     from mpitp.files import read_json
-    from mpitp.models.encoder_decoders import is_encoder_decoder
-    from mpitp.models.encoders import encoder_config_from_hf, is_encoder
+    from mpitp.models.encoders import encoder_config_from_hf
+    from mpitp.models.kinds import is_encoder, is_encoder_decoder, is_vision
     from mpitp.models.nearest import what_it_is
-    from mpitp.models.vision_config import is_vision
     from mpitp.plan.graph_models import KINDS
 
     file = Path(path)

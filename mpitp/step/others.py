@@ -27,11 +27,12 @@ from mpitp.models.batch import IGNORED, Batch
 from mpitp.models.config import Dropouts
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES, MASKED, EncoderConfig
 from mpitp.models.encoder_decoder_config import EncoderDecoderConfig, PairDropouts
-from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf, is_encoder_decoder
-from mpitp.models.encoders import encoder_config_from_hf, is_encoder
+from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf
+from mpitp.models.encoders import encoder_config_from_hf
+from mpitp.models.kinds import is_encoder, is_encoder_decoder, is_vision
 from mpitp.models.layered import LayeredModel
 from mpitp.models.stages import Cutting
-from mpitp.models.vision_config import VisionConfig, is_vision, vision_config_from_hf
+from mpitp.models.vision_config import VisionConfig, vision_config_from_hf
 from mpitp.step.wish import Subject, Wish
 
 # What the tiny models' ids stand for.

@@ -29,7 +29,7 @@ from mpitp.errors import ConfigError, UsageError
 from mpitp.layers.site import Site, choose_blocks, make_site
 from mpitp.models.batch import Batch
 from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
-from mpitp.models.encoder_decoders import is_encoder_decoder
+from mpitp.models.kinds import is_encoder_decoder
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
 from mpitp.run_file import load_run_config

@@ -309,6 +309,20 @@ def test_parts_that_do_not_fit_are_file_errors_or_work(parts):
         assert max(tokenizer.encode("abc"), default=0) < max(tokenizer.vocab_size, 1)
 
 
+@pytest.mark.parametrize("first", ["added_tokens", "model"])
+def test_own_tokens_are_checked_wherever_they_stand(first):
+    """Before the vocabulary, as the library writes them, or behind it; what is damaged behind them is told too."""
+    document = json.loads(BYTES.files["tokenizer.json"])
+    parts = {first: document[first]} | document
+    good = json.dumps(parts, indent=1).encode()
+    assert Tokenizer({"tokenizer.json": good}).encode("é<|endoftext|>") == [0xC3, 0xA9, 256]
+    parts["added_tokens"] = [parts["added_tokens"][0] | {"id": 300}]
+    with pytest.raises(FileError, match="has the id 300, but with tokenizer.json its id is 256"):
+        Tokenizer({"tokenizer.json": json.dumps(parts).encode()})
+    with pytest.raises(FileError, match="tokenizer.json is not JSON"):
+        Tokenizer({"tokenizer.json": good[:-5]})
+
+
 def test_truncation_and_padding_of_the_file_are_not_obeyed():
     tokenizer = trained("abc")
     backend = tokenizers.Tokenizer.from_str(tokenizer.files["tokenizer.json"].decode())

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from mpitp.errors import ConfigError
-from mpitp.models import MODEL_TYPES, DecoderConfig, config_from_hf
+from mpitp.models import MODEL_TYPES, DecoderConfig, config_from_hf, kinds
 from mpitp.models.config import file_key
+from mpitp.models.encoder_decoders import ENCODER_DECODER_TYPES
+from mpitp.models.encoders import ENCODER_TYPES
 from mpitp.models.known_keys import ARCHITECTURES, FILE_KEYS, HARMLESS_KEYS, REQUIRED_VALUES
 from mpitp.models.nearest import NEAREST, NEAREST_OTHERS, NO_DECODERS, TAKEN, what_it_is
+from mpitp.models.vision_config import CLASSES
 from tests.models.model_cases import GPT2, LLAMA, LLAMA3, QWEN2
 
 LLAMA3_SCALING = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
@@ -366,3 +369,8 @@ def test_sizes_are_checked_when_a_config_is_made_by_hand() -> None:
             model_type="llama", vocab_size=0, hidden_size=8, num_layers=1, heads=2, kv_heads=1, head_dim=4,
             ffn_hidden=8, max_positions=8, norm_eps=1e-6, tied=False, init_std=0.02, rope_theta=10.0,
         )  # fmt: skip
+
+
+def test_kinds_are_told_without_importing_them():
+    assert tuple(ENCODER_TYPES) == kinds.ENCODERS and tuple(ENCODER_DECODER_TYPES) == kinds.ENCODER_DECODERS
+    assert tuple(CLASSES) == kinds.VISION
