@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mpitp.comm.environment import LaunchClaim, launch_claim
+from mpitp.comm.fresh_memory import fresh_memory
 from mpitp.comm.group import Group
 from mpitp.comm.library import chosen_library, library_name, load_mpi
 from mpitp.comm.serial import SerialGroup
@@ -64,7 +65,8 @@ def _start_mpi(claim: LaunchClaim) -> Any:
         refuse_small_shm(claim, library_name(mpi))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of a suspicious launcher: `refuse_singletons` knows more
-            mpi.Init_thread()
+            with fresh_memory(library_name(mpi)):
+                mpi.Init_thread()
     return mpi
 
 
