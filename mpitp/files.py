@@ -180,6 +180,15 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def check_place(path: str | os.PathLike[str], doing: str) -> None:
+    """Raise FileError, before anything is computed, where a file can't be written to `path`; `doing`: as "draw to"."""
+    path = Path(path)
+    if path.is_dir():
+        raise FileError(f"can't {doing} {path}: it is a directory")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FileError(f"can't {doing} {path}: {path.parent} doesn't exist or can't be written")
+
+
 def check_target(target: Path, overwrite: bool, patterns: Sequence[str]) -> None:
     """Refuse a target that exists, unless it is an empty directory or may be overwritten.
 

@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     _check_job(args, group)
     facts = program.measure(args, group)
     if group.rank == 0:
+        _tell(args, program, facts)  # first: a disk that has become full takes no numbers away
         _write_files(args, facts)
-        _tell(args, program, facts)
     return 0
 
 
@@ -129,4 +129,8 @@ def _check(args: argparse.Namespace) -> None:
         from mpitp.bench.plot import check_plot
 
         check_plot(args.plot)
+    if getattr(args, "out", None):
+        from mpitp.files import check_place
+
+        check_place(args.out, "write to")
     BENCHES[args.what].check(args)

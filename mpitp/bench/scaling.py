@@ -25,6 +25,7 @@ from mpitp.bench.timing import CLOCKS, clocked, take_turns
 from mpitp.bench.traffic import step_traffic
 from mpitp.bench.train import batch_to_time, step_of
 from mpitp.comm.group import Group
+from mpitp.files import replace_file
 from mpitp.layers.site import make_site
 from mpitp.models.model import CausalLM
 
@@ -157,7 +158,7 @@ def write_table(facts: dict[str, Any], path: str) -> None:
     """All points and the fit as JSON."""
     import json
 
-    Path(path).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    replace_file(Path(path), json.dumps(facts, indent=2) + "\n")
 
 
 def report(facts: dict[str, Any]) -> list[str]:

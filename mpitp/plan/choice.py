@@ -73,6 +73,8 @@ def choose(
 ) -> Choice:
     """Search, and look at what else may interest."""
     problem = problem_of(config, machine, memory)
+    for text in compare:
+        changed(Layout(), text, ranks)  # words that are no layout are refused before anything is searched
     if ranks > machine.most_ranks:
         raise ConfigError(
             f"{ranks} ranks, but the machine file tells of one node of {machine.machine.ranks_per_node} and has no "

@@ -63,9 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw."""
-    from mpitp.files import replace_file
+    from mpitp.files import check_place, replace_file
     from mpitp.plan.graph_text import block_of
 
+    if args.out:
+        check_place(args.out, "draw to")
     config = _config(args)
     graph = graph_of(config, args.ranks)
     opened = block_of(graph, args.open)
@@ -119,11 +121,11 @@ def _config(args: argparse.Namespace) -> RunConfig:
     """The run file; or one that is made of the options."""
     from mpitp.errors import UsageError
     from mpitp.models.vision_config import VisionConfig
+    from mpitp.plan.counts import MOST_RANKS, check_counts
     from mpitp.plan.graph_models import config_of
     from mpitp.run_file import load_run_config, make_run_config
 
-    if args.ranks < 1:
-        raise UsageError(f"--ranks must be at least 1, got {args.ranks}")
+    check_counts(MOST_RANKS, ranks=args.ranks)
     mesh = _mesh(args.mesh)
     if args.config:
         given = [name for name in ("seq", "batch", "microbatches") if getattr(args, name) is not None]
@@ -168,13 +170,11 @@ def _kind(path: str) -> str:
 
 def _tables(args: argparse.Namespace, mesh: dict[str, int], kind: str) -> dict[str, dict[str, Any]]:
     """A run of the model in a directory, as its run file would have it."""
-    from mpitp.errors import UsageError
+    from mpitp.plan.counts import MOST, check_counts
 
     sizes = {"seq": 1, "batch": 1, "microbatches": mesh.get("pp", 1)}
     sizes |= {name: getattr(args, name) for name in sizes if getattr(args, name) is not None}
-    for name, size in sizes.items():
-        if size < 1:
-            raise UsageError(f"--{name} must be at least 1, got {size}")
+    check_counts(MOST, **sizes)
     size = sizes["batch"] * sizes["microbatches"] * mesh.get("dp", 1) * mesh.get("ep", 1)
     return {
         "model": {"config": str(args.model)},
@@ -189,11 +189,12 @@ def _mesh(words: str) -> dict[str, int]:
     """tp=2,pp=2 as sizes. Raises UsageError for what isn't written so."""
     from mpitp.comm.mesh import AXES
     from mpitp.errors import UsageError
+    from mpitp.plan.counts import MOST_RANKS, count_in
 
     sizes = {}
     for word in filter(None, words.split(",")):
         axis, equals, size = word.partition("=")
-        if not equals or axis not in AXES or not size.isdigit() or not int(size):
+        if not equals or axis not in AXES or not count_in(size, MOST_RANKS):
             raise UsageError(f"--mesh {words}: expected ranks along the axes tp, pp, dp, ep or cp, such as tp=2,pp=2")
         sizes[axis] = int(size)
     return sizes

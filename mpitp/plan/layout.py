@@ -9,6 +9,7 @@ from typing import Any
 from mpitp.config import RECOMPUTE, RunConfig
 from mpitp.error_stream import tell
 from mpitp.errors import UsageError
+from mpitp.plan.counts import MOST_RANKS, count_in
 
 AXES = ("pp", "dp", "ep", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
@@ -127,9 +128,10 @@ def _value(name: str, text: str, word: str) -> Any:
         if text in ("true", "false"):
             return text == "true"
     elif isinstance(usual, int):
-        least = 0 if name == "zero" else 1
-        if text.isascii() and text.isdigit() and int(text) >= least and (name != "zero" or int(text) <= 3):
+        if name == "zero" and text in ("0", "1", "2", "3"):
             return int(text)
+        if name != "zero" and (count := count_in(text, MOST_RANKS)):
+            return count
     elif (name == "schedule" and text in SCHEDULES) or (name == "recompute" and RECOMPUTE.holds(text)):
         return text
     raise UsageError(

@@ -35,7 +35,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpitp.config import AT_LEAST_1, DTYPES, NOT_EMPTY, Rule, Section, Table, key, make_section, one_of
+from mpitp.config import AT_LEAST_1, DTYPES, Rule, Section, Table, key, make_section, one_of
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import read_regular, replace_file
 from mpitp.text import decode_text
@@ -66,6 +66,7 @@ def _rows(length: int, least: float, most: float, rates: int = 1, first: int = 1
 FLOPS = (1e6, 1e17)  # of one rank: an old core in Python to a thousand times today's fastest GPU
 RATE = (1e5, 1e15)  # bytes a second
 SECONDS = between(0, 1)
+ONE_LINE = Rule(lambda text: bool(text.strip()) and text.isprintable(), "of one line of printable characters")
 OVERLAP = between(0, 1)
 PRODUCTS = _rows(4, *FLOPS)
 SUMS = _rows(3, *RATE, first=2)
@@ -78,7 +79,7 @@ class MachineSection(Section):
     """The nodes."""
 
     section: ClassVar[str] = "machine"
-    name: str = key("what it is called", rule=NOT_EMPTY)
+    name: str = key("what it is called", rule=ONE_LINE)
     ranks_per_node: int = key("ranks that run on one node", rule=AT_LEAST_1)
     cores_per_node: int = key("cores of one node", rule=AT_LEAST_1)
     memory_bytes: float = key("bytes that one rank has for its arrays", rule=between(1 << 20, 1e15))

@@ -58,11 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table or its numbers."""
-    from mpitp.errors import UsageError
+    from mpitp.plan.counts import MOST_RANKS, check_counts
     from mpitp.run_file import load_run_config
 
-    if args.ranks < 1:
-        raise UsageError(f"--ranks must be at least 1, got {args.ranks}")
+    check_counts(MOST_RANKS, ranks=args.ranks)
     config = load_run_config(args.run_file, args.set)
     ranks = run_memory(config, args.ranks)
     if args.json:

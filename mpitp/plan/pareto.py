@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mpitp.errors import FileError, UsageError
-from mpitp.files import os_failure, remove
+from mpitp.errors import UsageError
+from mpitp.files import check_place, os_failure, remove
 from mpitp.plan.choice import Choice
 
 
@@ -20,8 +20,7 @@ def check_front(path: Path) -> None:
         raise UsageError(
             f'--pareto {path} needs matplotlib: pip install "mpitp[plot]"; without --pareto the front is printed'
         )
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise FileError(f"can't draw to {path}: it is a directory, or {path.parent} can't be written")
+    check_place(path, "draw to")
 
 
 def draw_front(choice: Choice, path: Path) -> None:

@@ -8,8 +8,8 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from mpitp.errors import FileError, UsageError
-from mpitp.files import os_failure, remove, write_file
+from mpitp.errors import UsageError
+from mpitp.files import check_place, os_failure, remove, write_file
 from mpitp.pipeline.actions import Kind
 from mpitp.pipeline.simulate import Timed
 from mpitp.plan.schedule_report import Report, words_of
@@ -29,10 +29,7 @@ def check_picture(path: Path) -> None:
         raise UsageError(f"--out {path}: the name must end in .svg or .png")
     if path.suffix == ".png" and find_spec("matplotlib") is None:
         raise UsageError(f'--out {path}: a .png needs matplotlib: pip install "mpitp[plot]"; a .svg needs nothing')
-    if path.is_dir():
-        raise FileError(f"can't draw to {path}: it is a directory")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"can't draw to {path}: {path.parent} doesn't exist or can't be written")
+    check_place(path, "draw to")
 
 
 def draw(report: Report, path: Path) -> None:

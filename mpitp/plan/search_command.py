@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, tell, write."""
     from mpitp.errors import UsageError
+    from mpitp.files import check_place
     from mpitp.plan.choice import choose, machine_of
     from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.pareto import check_front
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.pareto:
         check_front(Path(args.pareto))
+    if args.job:
+        check_place(args.job, "write the job to")
     if args.write and args.set:
         raise UsageError("--write changes the run file, of which --set has replaced keys for this call; leave out one")
     config = load_run_config(args.run_file, args.set)
@@ -108,9 +111,11 @@ def _written(args: argparse.Namespace, config: RunConfig, choice: Choice) -> lis
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 2^20")
-    return int(text)
+    from mpitp.plan.counts import MOST_RANKS, count_in
+
+    if number := count_in(text, MOST_RANKS):
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r:.60} is no number from 1 to 2^20")
 
 
 def num_bytes(text: str) -> float:

@@ -61,16 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, and write what was asked for."""
-    from mpitp.errors import UsageError
-    from mpitp.files import replace_file
+    from mpitp.files import check_place, replace_file
+    from mpitp.plan.counts import MOST, MOST_RANKS, check_counts
     from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.scaling_picture import scaling_svg
     from mpitp.plan.simulate import simulate_job
     from mpitp.plan.simulated_trace import trace_json
     from mpitp.run_file import load_run_config
 
-    if args.ranks < 1 or args.steps < 1 or args.save_every < 1:
-        raise UsageError("--ranks, --steps and --save-every must be at least 1")
+    check_counts(MOST_RANKS, ranks=args.ranks)
+    check_counts(MOST, steps=args.steps, save_every=args.save_every)
+    for name in ("trace", "plot"):
+        if getattr(args, name):
+            check_place(getattr(args, name), f"write the {name} to")
     config = load_run_config(args.run_file, args.set)
     tell_of_shares(config)
     simulator = simulator_of(config, args.ranks, args.machine)

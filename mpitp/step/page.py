@@ -6,15 +6,13 @@ The parts lie in `web/` and are joined here: the script's in the order of `SCRIP
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mpitp.errors import FileError
-from mpitp.files import write_file
+from mpitp.files import check_place, write_file
 from mpitp.step.code import code_of, example_text, example_title, first_line_of, told_place
 from mpitp.step.film import Film, Op
 from mpitp.step.guide import EXAMPLES
@@ -43,10 +41,7 @@ class Start:
 
 def check_page(path: Path) -> None:
     """Raise FileError, before anything is computed, when a page can't be written to `path`."""
-    if path.is_dir():
-        raise FileError(f"can't write the page to {path}: it is a directory")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"can't write the page to {path}: {path.parent} doesn't exist or can't be written")
+    check_place(path, "write the page to")
 
 
 def write_page(path: Path, films: Sequence[Film], start: Start = Start()) -> None:

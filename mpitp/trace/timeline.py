@@ -8,7 +8,6 @@ a barrier that would disturb what is measured.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from mpitp.comm.group import Group
 from mpitp.errors import FileError
-from mpitp.files import os_failure, read_json
+from mpitp.files import check_place, os_failure, read_json
 from mpitp.trace.arrows import Arrow, arrows
 from mpitp.trace.clock import clock_offset
 from mpitp.trace.ledger import LedgerRow, Stay, make_ledger, table
@@ -44,11 +43,7 @@ class Trace:
 
 def check_writable(path: str | Path) -> None:
     """Raise FileError, before anything is computed, when a trace can't be written to `path`."""
-    path = Path(path)
-    if path.is_dir():
-        raise FileError(f"can't write the trace to {path}: it is a directory")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"can't write the trace to {path}: {path.parent} doesn't exist or can't be written")
+    check_place(path, "write the trace to")
 
 
 def finish(
