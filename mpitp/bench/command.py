@@ -125,6 +125,7 @@ def _write_files(args: argparse.Namespace, facts: dict[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
+    BENCHES[args.what].check(args)
     if getattr(args, "plot", None):
         from mpitp.bench.plot import check_plot
 
@@ -133,4 +134,3 @@ def _check(args: argparse.Namespace) -> None:
         from mpitp.files import check_place
 
         check_place(args.out, "write to")
-    BENCHES[args.what].check(args)
