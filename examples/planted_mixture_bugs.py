@@ -155,7 +155,7 @@ def keep_all_rows(original: Any) -> Any:
 MIXTURE_FAULTS: dict[str, LayoutFault] = {
     "router not partial under token shards": LayoutFault(
         "a router meets its rank's tokens alone, and nobody is told to sum its gradient",
-        in_place_of(mpitp.models.mixture, "build_mixture", forget_that_routers_are_partial),
+        in_place_of(mpitp.layers.build_mixture, "build_mixture", forget_that_routers_are_partial),
         {"types": f"{FIRST}.router"},
         "tp",
         {"tp": 2},

@@ -15,6 +15,7 @@ import pytest
 import mpitp.layers.site
 from mpitp.comm import MpiGroup, Pending, ThreadGroup
 from mpitp.comm.reductions import sum_in_order
+from mpitp.comm.small_sums import SmallSums
 from mpitp.layers.partition import HeadShare, Share, share_heads
 
 VARIABLE = "MPITP_PLANTED"
@@ -30,6 +31,7 @@ def local_all_reduce(patch: pytest.MonkeyPatch) -> None:
     for kind in (ThreadGroup, MpiGroup):
         patch.setattr(kind, "all_reduce", local)
         patch.setattr(kind, "start_all_reduce", lambda *args, **options: Pending.done(local(*args, **options)))
+    patch.setattr(SmallSums, "add", local)  # how a node's ranks make the small ones
 
 
 def local_sum_in_order(patch: pytest.MonkeyPatch) -> None:

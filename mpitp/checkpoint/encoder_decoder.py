@@ -17,6 +17,7 @@ from mpitp.models.encoder_decoders import (
     ENCODER_DECODER_TYPES,
     abstract_encoder_decoder,
     build_encoder_decoder,
+    check_site,
     encoder_decoder_config_from_hf,
     recompute_both,
 )
@@ -76,6 +77,7 @@ class EncoderDecoderSource:
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be laid on such a site. Nothing is allocated."""
+        check_site(self.config, site)
         self.abstract(site)
 
     def make(self, site: Site) -> EncoderDecoder:

@@ -14,11 +14,13 @@ from mpitp.layers.site import Site
 from mpitp.models.encoder import Encoder
 from mpitp.models.encoder_config import EncoderConfig
 from mpitp.models.encoders import abstract_encoder, build_encoder
+from mpitp.models.encoders import check_site as check_encoder_site
 from mpitp.models.kinds import is_encoder, is_vision
 from mpitp.models.layered import LayeredModel
 from mpitp.models.registry import recompute_blocks
 from mpitp.models.stages import Cutting
 from mpitp.models.vision import Vision, abstract_vision, build_vision
+from mpitp.models.vision import check_site as check_vision_site
 from mpitp.models.vision_config import VisionConfig
 
 
@@ -53,6 +55,7 @@ class EncoderSource:
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
+        (check_vision_site if isinstance(self.config, VisionConfig) else check_encoder_site)(self.config, site)
         self.abstract(site)
 
     def make(self, site: Site) -> LayeredModel:

@@ -15,7 +15,7 @@ from mpitp.layers.site import Site
 from mpitp.models import CausalLM, DecoderConfig, abstract_model, build_model, config_from_hf
 from mpitp.models.ends import GENERATION_CONFIG, check_bos, ids_of, with_ends
 from mpitp.models.kinds import is_encoder, is_encoder_decoder, is_vision
-from mpitp.models.registry import recompute_blocks, tensor_names
+from mpitp.models.registry import check_site, recompute_blocks, tensor_names
 from mpitp.models.stages import Cutting
 
 
@@ -53,6 +53,7 @@ class ModelSource:
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
+        check_site(self.made_config, site)
         abstract_model(self.made_config, site, self.cutting)
 
     def make(self, site: Site) -> CausalLM:

@@ -78,6 +78,7 @@ def build_encoder_decoder(
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
+    check_site(config, site)
     return _on(config, site, _chunks(config, site, cutting))
 
 
@@ -110,7 +111,8 @@ def recompute_both(model: EncoderDecoder, wish: str) -> EncoderDecoder:
     return model
 
 
-def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
+def check_site(config: EncoderDecoderConfig, site: Site) -> None:
+    """Raise ConfigError for a site on which the model can't be right."""
     sides = (config.encoder, config.decoder)
     sizes = {config.key("heads"): config.heads, config.key("vocab_size"): config.vocab_size}
     site.check_blocks(sizes | {config.key("encoder.ffn_hidden"): min(side.ffn_hidden for side in sides)})
@@ -119,8 +121,7 @@ def _check_site(config: EncoderDecoderConfig, site: Site) -> None:
 
 
 def _chunks(config: EncoderDecoderConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
-    _check_site(config, site)
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _on(config, site.abstract())
     lookups = ("embedding", "positions", "encoder.embedding", "encoder.positions")
     costs = token_costs(whole.layers, dict.fromkeys(lookups, float(config.hidden_size)), {HEAD: config.vocab_size})

@@ -63,6 +63,7 @@ def build_encoder(config: EncoderConfig, site: Site, cutting: Cutting = Cutting(
     """The encoder on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
+    check_site(config, site)
     return _on(config, site, _chunks(config, site, cutting))
 
 
@@ -78,11 +79,15 @@ def new_encoder(config: EncoderConfig, site: Site, *, seed: int) -> Encoder:
     return model
 
 
-def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
+def check_site(config: EncoderConfig, site: Site) -> None:
+    """Raise ConfigError for a site on which the model can't be right."""
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
     if site.num_blocks and config.head_dim == 1:
         raise ConfigError("invariant mode needs heads at least 2 wide: with 1, attention is made of single vectors")
+
+
+def _chunks(config: EncoderConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _on(config, site.abstract())
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 

@@ -167,6 +167,7 @@ def build_model(config: DecoderConfig, site: Site, cutting: Cutting = Cutting())
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers. Raises ConfigError for a
     site that can't be, PlacementError where layers don't fit one another, both before anything is allocated.
     """
+    check_site(config, site)
     return _put_together(config, site, _chunks(config, site, cutting))
 
 
@@ -214,7 +215,8 @@ def layer_costs(config: DecoderConfig, layers: Mapping[str, Layer]) -> dict[str,
     return token_costs(layers, lookups, {HEAD: config.vocab_size}, top_k)
 
 
-def _check_site(config: DecoderConfig, site: Site) -> None:
+def check_site(config: DecoderConfig, site: Site) -> None:
+    """Raise ConfigError for a site on which the model can't be right. (Stages: `abstract_model`.)"""
     if config.traits.mixture is not None:
         config.traits.mixture.check(site)
     site.check_blocks({config.key(fact): getattr(config, fact) for fact in ("heads", "ffn_hidden", "vocab_size")})
@@ -226,8 +228,7 @@ def _check_site(config: DecoderConfig, site: Site) -> None:
 
 
 def _chunks(config: DecoderConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
-    _check_site(config, site)
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _put_together(config, site.abstract())
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 

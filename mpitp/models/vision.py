@@ -76,6 +76,7 @@ class Vision(LayeredModel):
 
 def build_vision(config: VisionConfig, site: Site, cutting: Cutting = Cutting()) -> Vision:  # noqa: B008  (frozen)
     """The model on a site, all parameters zero; of a mesh with stages, this rank's layers."""
+    check_site(config, site)
     return _on(config, site, _chunks(config, site, cutting))
 
 
@@ -91,9 +92,13 @@ def new_vision(config: VisionConfig, site: Site, *, seed: int) -> Vision:
     return model
 
 
-def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
-    """This rank's layers, chunk by chunk. Checks the site, and the whole model's types."""
+def check_site(config: VisionConfig, site: Site) -> None:
+    """Raise ConfigError for a site on which the model can't be right."""
     site.check_blocks({"num_attention_heads": config.heads, "intermediate_size": config.ffn_hidden})
+
+
+def _chunks(config: VisionConfig, site: Site, cutting: Cutting) -> Chosen:
+    """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _on(config, site.abstract())
     return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 

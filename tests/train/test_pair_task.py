@@ -173,10 +173,6 @@ def test_options_that_do_not_go_together(
     ("changes", "words"),
     [
         ({"mesh_pp": 5}, "mesh.pp = 5 stages of at least one block each, but the model has 4"),
-        (
-            {"mesh_cp": 2},
-            "mesh.cp is not supported.*cross attention reads whole sources; use mesh.tp, sequence_parallel",
-        ),
         ({"mesh_ep": 2}, "a model of type 't5' has none; give the ranks to mesh.dp"),
         ({"model_d_kv": 0}, "d_kv must lie in 1 .."),
         ({"model_feed_forward_proj": "gated-sine"}, "feed_forward_proj='gated-sine' is not supported"),
