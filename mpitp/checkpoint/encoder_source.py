@@ -55,7 +55,10 @@ class EncoderSource:
 
     def check(self, site: Site) -> None:
         """Raise ConfigError where the model can't be cut into the stages of such a site. Nothing is allocated."""
-        (check_vision_site if isinstance(self.config, VisionConfig) else check_encoder_site)(self.config, site)
+        if isinstance(self.config, VisionConfig):
+            check_vision_site(self.config, site)
+        else:
+            check_encoder_site(self.config, site)
         self.abstract(site)
 
     def make(self, site: Site) -> LayeredModel:
