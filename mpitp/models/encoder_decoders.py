@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from mpitp.errors import ConfigError
 from mpitp.layers.crossing import OnSource
 from mpitp.layers.init import init_params
+from mpitp.layers.layer import Layer
 from mpitp.layers.recompute import recomputing
 from mpitp.layers.site import Site
 from mpitp.models import bart, t5
@@ -91,6 +92,19 @@ def abstract_encoder_decoder(
     return _on(config, site.abstract(), _chunks(config, site, cutting))
 
 
+def abstract_pair_layers(config: EncoderDecoderConfig, site: Site, names: Sequence[str]) -> EncoderDecoder:
+    """Some of the model's layers, in forward order, without memory and a look at their types: to count what they hold
+    where that is asked hundreds of times.
+    """
+    return _on(config, site.abstract(), Chosen([(tuple(names), site.batch_type)]))
+
+
+def layer_costs(config: EncoderDecoderConfig, layers: Mapping[str, Layer]) -> dict[str, float]:
+    """Multiplications a token that each layer takes forward (`stages.token_costs`); a lookup takes none."""
+    lookups = ("embedding", "positions", "encoder.embedding", "encoder.positions")
+    return token_costs(layers, dict.fromkeys(lookups, float(config.hidden_size)), {HEAD: config.vocab_size})
+
+
 def new_encoder_decoder(config: EncoderDecoderConfig, site: Site, *, seed: int) -> EncoderDecoder:
     """A model with fresh weights, the same ones at every rank count."""
     model = build_encoder_decoder(config, site)
@@ -123,9 +137,7 @@ def check_site(config: EncoderDecoderConfig, site: Site) -> None:
 def _chunks(config: EncoderDecoderConfig, site: Site, cutting: Cutting) -> Chosen:
     """This rank's layers, chunk by chunk. Checks the whole model's types."""
     whole = _on(config, site.abstract())
-    lookups = ("embedding", "positions", "encoder.embedding", "encoder.positions")
-    costs = token_costs(whole.layers, dict.fromkeys(lookups, float(config.hidden_size)), {HEAD: config.vocab_size})
-    return chosen_chunks(whole.types(), costs, site, cutting)
+    return chosen_chunks(whole.types(), layer_costs(config, whole.layers), site, cutting)
 
 
 def _on(config: EncoderDecoderConfig, site: Site, chosen: Chosen = Chosen()) -> EncoderDecoder:  # noqa: B008  (frozen)

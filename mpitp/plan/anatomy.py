@@ -18,19 +18,28 @@ from mpitp.layers.attention import AttentionHeads, SelfAttention
 from mpitp.layers.layer import Layer, walk
 from mpitp.layers.mixture import MixtureOfExperts
 from mpitp.layers.param import Param
-from mpitp.layers.partition import piece_of, share_heads, share_of
+from mpitp.layers.partition import piece_of
 from mpitp.layers.recompute import Recompute, recomputing
 from mpitp.layers.rotary import Rotary
 from mpitp.layers.rows import Rows
 from mpitp.layers.scale import SoftCap
 from mpitp.layers.shards import data_axes
 from mpitp.layers.site import make_site
-from mpitp.models.config import DecoderConfig
-from mpitp.models.model import HEAD, CausalLM
-from mpitp.models.registry import abstract_layers, abstract_model
+from mpitp.models.layered import LayeredModel
+from mpitp.models.model import HEAD
 from mpitp.plan.kept import INDEX_BYTES, Sizes, kept_again, kept_of, put_off
 from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
+from mpitp.plan.planned_models import (
+    PlannedConfig,
+    dealt_units,
+    is_block,
+    some_layers,
+    tied_places,
+    unit_starts,
+    whole_model,
+    with_recompute,
+)
 from mpitp.plan.sums import Behind, Span, Waits, waits_of
 from mpitp.plan.trips import Beside, trips_of
 from mpitp.plan.work import Both, Seconds, Sequences, Work, down_work, loss_work, seconds_of, work_of
@@ -59,6 +68,7 @@ class Of(IntEnum):
     EP = 17  # waited for in rows on their way to their experts and home, as for tp
     EP_FORWARD = 18
     EP_HIDDEN = 19
+    ADDED = 20  # of adding gradients of weights to those of earlier microbatches
 
 
 class Held(IntEnum):
@@ -94,7 +104,7 @@ class Cut:
 class Facts:
     """What the model is, and is trained on."""
 
-    decoder: DecoderConfig
+    model: PlannedConfig
     dtype: str
     seq_len: int
     cp_form: str = "ring"
@@ -106,18 +116,20 @@ class Anatomy:
     def __init__(self, facts: Facts, machine: Machine) -> None:
         self.facts, self.machine = facts, machine
         machine.products.of(facts.dtype)
-        whole = abstract_model(facts.decoder, make_site(abstract_mesh({"tp": 1}), dtype=facts.dtype))
+        whole = whole_model(facts.model, make_site(abstract_mesh({"tp": 1}), dtype=facts.dtype))
         self.names = list(whole.layers)
         self.like = _representatives(whole)  # of each layer by name, the first one that is like it
-        places = [place for place, name in enumerate(self.names) if name.startswith("blocks.")]
-        self.blocks = range(places[0], places[-1] + 1)
+        self.unit_starts = unit_starts(self.names)  # of what is dealt to stages
+        self.tied = tied_places(whole)
         self.layers = cache(self._layers)
         self.sizes = cache(self._sizes)
         self.one_sequence = cache(self._one_sequence)
         self.rows = cache(self._rows)
         self.passes = cache(self._passes)
         self.totals = cache(self._totals)
+        self.kept = cache(self._kept)
         self.weights = cache(self._weights)
+        self.tied_weights = cache(self._tied_weights)
         self.kinds_of_rank = cache(self._kinds_of_rank)
 
     @property
@@ -128,26 +140,22 @@ class Anatomy:
     def _kinds_of_rank(self, tp: int) -> list[int]:
         """One rank of tp of each kind: ranks with as many heads, KV heads, FFN columns and words do the same."""
         found: dict[tuple[int, ...], int] = {}
-        decoder = self.facts.decoder
         for rank in range(tp):
-            heads = share_heads(decoder.heads, decoder.kv_heads, rank, tp)
-            mixture = decoder.traits.mixture
-            widths = (decoder.ffn_hidden, decoder.vocab_size, *((mixture.width, mixture.shared) if mixture else ()))
-            others = (share_of(units, rank, tp).size for units in widths)
-            found.setdefault((heads.query.size, len(heads.kv), len(heads.kv_shared), *others), rank)
+            found.setdefault(dealt_units(self.facts.model, rank, tp), rank)
         return list(found.values())
 
-    def _layers(self, tp: int, rank: int, cp: int, sequence_parallel: bool, ep: int) -> tuple[CausalLM, CausalLM]:
+    def _layers(
+        self, tp: int, rank: int, cp: int, sequence_parallel: bool, ep: int
+    ) -> tuple[LayeredModel, LayeredModel]:
         """Those that differ, on a rank of tp: as they are, and with attention that is computed again."""
         sizes = {"dp": 2, "ep": ep, "cp": cp, "tp": tp}  # dp 2: every parameter has copies along dp
         mesh = abstract_mesh(sizes, rank)
         site = make_site(mesh, dtype=self.facts.dtype, sequence_parallel=sequence_parallel, cp_form=self.facts.cp_form)
         names = [name for name in self.names if self.like[name] == name]
-        plain, again = (abstract_layers(self.facts.decoder, site, names) for _ in range(2))
+        plain, again = (some_layers(self.facts.model, site, names) for _ in range(2))
         wrap = recomputing("attention")
-        for name in names:
-            if name.startswith("blocks."):
-                again.layers[name] = wrap(0, again.layers[name])
+        for name in filter(is_block, names):
+            again.layers[name] = with_recompute(again.layers[name], wrap)
         return plain, again
 
     def _sizes(self, cut: Cut, rank: int) -> Sizes:
@@ -158,7 +166,7 @@ class Anatomy:
         shard = len(model.site.token_share(own))
         item, wide = model.dtype.itemsize, wide_dtype(model.dtype).itemsize
         is_gathered = model.site.sequence_parallel and cut.tp > 1
-        hidden = self.facts.decoder.hidden_size
+        hidden = self.facts.model.hidden_size
         return Sizes(own, shard, cut.micro * self.facts.seq_len, hidden, item, wide, is_gathered)
 
     def _one_sequence(self, cp: int) -> int:
@@ -175,7 +183,7 @@ class Anatomy:
 
     def _passes(self, cut: Cut, rank: int, recompute: str) -> np.ndarray:
         """[layers, len(Of)] of a microbatch."""
-        modes = [self._mode(place, recompute) for place in range(len(self.names))]
+        modes = [_mode(name, recompute) for name in self.names]
         made = {mode: self.rows(cut, rank, mode) for mode in dict.fromkeys(modes)}
         return np.array([made[mode][self.like[name]] for mode, name in zip(modes, self.names, strict=True)])
 
@@ -184,13 +192,9 @@ class Anatomy:
         kinds = self.kinds_of_rank(cut.tp)
         return np.maximum.reduce([self.passes(cut, kind, recompute) for kind in kinds]).sum(axis=0, keepdims=True)
 
-    def _mode(self, place: int, recompute: str) -> str:
-        """What of a layer is computed again: none, attention or full of it."""
-        if place not in self.blocks:
-            return "none"
-        every = int(recompute.partition(":")[2] or 0)
-        index = place - self.blocks.start
-        return recompute if not every else "none" if index % every else "full"
+    def _kept(self, cut: Cut, rank: int, recompute: str) -> float:
+        """Bytes that a microbatch's forward leaves in all layers of a rank of tp."""
+        return float(self.passes(cut, rank, recompute)[:, Of.KEPT].sum())
 
     def _rows(self, cut: Cut, rank: int, mode: str) -> dict[str, np.ndarray]:
         """A row for each layer that differs; where some of it is computed again, for each block."""
@@ -198,7 +202,7 @@ class Anatomy:
         case = _Case(self.facts, self.machine, plain, cut, self.sizes(cut, rank))
         if mode == "none":
             return {name: case.row(name, layer) for name, layer in plain.layers.items()}
-        once = {name: row for name, row in self.rows(cut, rank, "none").items() if name.startswith("blocks.")}
+        once = {name: row for name, row in self.rows(cut, rank, "none").items() if is_block(name)}
         if mode == "full":
             return {name: case.all_again(row, plain.layers[name]) for name, row in once.items()}
         return {name: case.attention_again(row, plain.layers[name], again.layers[name]) for name, row in once.items()}
@@ -209,6 +213,31 @@ class Anatomy:
         rows = {name: _held(list(layer.params().values()), replicas, ep) for name, layer in model.layers.items()}
         return np.array([rows[self.like[name]] for name in self.names])
 
+    def _tied_weights(self, tp: int, rank: int, replicas: int, ep: int) -> dict[str, np.ndarray]:
+        """[len(Held)] of each parameter that several layers share."""
+        model, _ = self.layers(tp, rank, 1, False, ep)
+        found = {}
+        for first, (place, *_) in self.tied.items():
+            name = self.names[place]
+            param = model.layers[name].params()[first.removeprefix(f"{name}.")]
+            found[first] = _held([param], replicas, ep)
+        return found
+
+    def counted_again(self, tp: int, rank: int, replicas: int, ep: int) -> np.ndarray:
+        """[len(Held)]: what the sum of all layers' weights counts more than once."""
+        rows = self.tied_weights(tp, rank, replicas, ep)
+        again = [(len(self.tied[first]) - 1) * row for first, row in rows.items()]
+        return np.sum(again, axis=0) if again else np.zeros(len(Held))
+
+
+def _mode(name: str, recompute: str) -> str:
+    """What of a layer is computed again: none, attention or full of it."""
+    if not is_block(name):
+        return "none"
+    every = int(recompute.partition(":")[2] or 0)
+    index = int(name.rpartition(".")[2])
+    return recompute if not every else "none" if index % every else "full"
+
 
 @dataclass(frozen=True, slots=True)
 class _Case:
@@ -216,7 +245,7 @@ class _Case:
 
     facts: Facts
     machine: Machine
-    model: CausalLM
+    model: LayeredModel
     cut: Cut
     sizes: Sizes
 
@@ -238,6 +267,7 @@ class _Case:
         row[Of.PRODUCTS] = sum(part.products for part in parts)
         row[Of.EXPS], row[Of.STARTS] = sum(part.exps for part in parts), sum(part.starts for part in parts)
         row[Of.ATTENTION] = sum(part.attention for part in parts)
+        row[Of.ADDED] = self._seconds(work.added).total
         waits = {
             axis: self._waits({name: layer} | ({"loss": self.model.loss} if name == HEAD else {}), axis)
             for axis in ("tp", "cp")
@@ -337,11 +367,11 @@ def _attention_of(block: Layer) -> Layer:
     return next(layer for _, layer in walk({"": block}) if isinstance(layer, SelfAttention))
 
 
-def _representatives(model: CausalLM) -> dict[str, str]:
+def _representatives(model: LayeredModel) -> dict[str, str]:
     """For each layer the first one that is made of the same: other kinds of blocks see less, or don't turn."""
     first: dict[object, str] = {}
     return {
-        name: first.setdefault(_signature(layer) if name.startswith("blocks.") else name, name)
+        name: first.setdefault(_signature(layer) if is_block(name) else name, name)
         for name, layer in model.layers.items()
     }
 

@@ -1,7 +1,8 @@
 """`[mesh] plan = "auto"`: the layout of a training run, searched when it starts and kept when it is resumed.
 
 What was found stands in the run's directory. A resumed run keeps it on as many ranks, and searches again on others or
-where the run file no longer allows it: checkpoints have no layout, so that either goes on to the same numbers.
+where the run file no longer allows it: checkpoints have no layout, so that either goes on to the same numbers. Other
+programs that read the run file take the layout that stands there, or search it as training would (`settled`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from mpitp.config import MeshSection, RunConfig
 from mpitp.errors import ConfigError, FileError
 from mpitp.files import read_json
-from mpitp.plan.choice import choose, units_of
+from mpitp.plan.choice import choose, machine_of, units_of
 from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.search_report import chosen_lines
@@ -57,6 +58,30 @@ def kept(config: RunConfig, ranks: int) -> tuple[Planned | None, str]:
     except ConfigError as error:
         return None, f"the layout so far, {layout}, can't be any more ({error}): it is searched again"
     return _planned(config, layout, (_said(f"goes on in the layout of the run so far, {layout}"),)), ""
+
+
+def settled(config: RunConfig, ranks: int, machine: Machine | None = None) -> tuple[RunConfig, tuple[str, ...]]:
+    """A run as training would lay it on so many ranks, for whoever only looks at it, and what is to be said of that.
+
+    The layout of the run so far, or else the one that a search finds on `machine` or the run file's own. Where neither
+    is named, the axes of the run file stay: training would measure the machine first.
+    """
+    if config.mesh.plan != "auto":
+        return config, ()
+    found, note = kept(config, ranks)
+    if found is None and (machine is not None or config.mesh.machine is not None):
+        found = planned(config, machine or machine_of(config.mesh.machine), ranks)
+    if found is not None:
+        return found.config, (*filter(None, [note]), *found.lines)
+    is_alone = config.mesh.replicas * config.mesh.cp == 1  # ZeRO is then that of the layout to be found
+    optim = replace(config.optim, zero=0) if is_alone else config.optim
+    given = replace(config, mesh=replace(config.mesh, plan=GIVEN), optim=optim)
+    return given, (
+        _said(
+            "training finds the layout when it starts, on the machine that it measures; without one, here the run "
+            "file's own axes count (mesh.machine names a machine's file)"
+        ),
+    )
 
 
 def _planned(config: RunConfig, layout: Layout, lines: tuple[str, ...]) -> Planned:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mpitp.config import RunConfig
 from mpitp.errors import ConfigError
-from mpitp.models.config import DecoderConfig
 from mpitp.plan.anatomy import Anatomy, Facts
 from mpitp.plan.cost import Step, StepCost, cost_of
 from mpitp.plan.layout import Layout, changed
 from mpitp.plan.machine_file import Machine, read_machine
+from mpitp.plan.planned_models import PLANNED_TASKS, PlannedConfig
 from mpitp.plan.search import Found, Problem, fastest, in_units, search
 from mpitp.plan.space import Units, check_layout, divisors
 from mpitp.plan.sums import Span
@@ -100,25 +99,25 @@ def choose(
 def problem_of(config: RunConfig, machine: Machine, memory: float | None = None) -> Problem:
     """What is searched for a run. Raises ConfigError for one whose layout can't be chosen."""
     check_run(config)
-    decoder = _decoder(config)
-    facts = Facts(decoder, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
+    model = planned_model(config)
+    facts = Facts(model, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
     step = Step(config.train.global_batch_size, int(config.optim.bucket_mib * (1 << 20)))
-    units = Units.of(decoder, config.data.seq_len, step.sequences)
+    units = Units.of(model, config.data.seq_len, step.sequences)
     return Problem(Anatomy(facts, machine), units, step, memory or machine.machine.memory_bytes)
 
 
 def units_of(config: RunConfig) -> Units:
     """What a run has to be dealt."""
     check_run(config)
-    return Units.of(_decoder(config), config.data.seq_len, config.train.global_batch_size)
+    return Units.of(planned_model(config), config.data.seq_len, config.train.global_batch_size)
 
 
 def check_run(config: RunConfig) -> None:
     """Raise ConfigError for a run whose layout can't be chosen."""
-    if config.task.kind != "text":
+    if config.task.kind not in PLANNED_TASKS:
         raise ConfigError(
-            f"a layout is chosen for decoders that are trained on text, not for task.kind = {config.task.kind!r}: set "
-            "[mesh] yourself; plan memory tells what each rank holds"
+            f"a layout is chosen for models that continue or translate text, not for task.kind = {config.task.kind!r}: "
+            "set [mesh] yourself; plan memory tells what each rank holds"
         )
     if config.train.invariant:
         raise ConfigError(
@@ -130,10 +129,13 @@ def check_run(config: RunConfig) -> None:
         )
 
 
-def _decoder(config: RunConfig) -> DecoderConfig:
-    from mpitp.train.setup import model_config, open_data
+def planned_model(config: RunConfig) -> PlannedConfig:
+    """The model of a run of `PLANNED_TASKS`, whose text need not be there."""
+    from mpitp.plan.graph_models import config_of
 
-    return model_config(config, open_data(config) if Path(config.data.train).exists() else None)
+    found = config_of(config)
+    assert isinstance(found, PlannedConfig), f"no layouts of a {found.model_type}"
+    return found
 
 
 def _across(problem: Problem, ranks: int) -> StepCost | None:

@@ -10,22 +10,24 @@ several it is what `simulate` finds for the schedule's own lists, each stage wit
 where thousands of layouts are looked at, what `pipeline_form` says. The parts told are those of the dearest stage, and
 the bubble is the rest of the pipeline's length.
 
-Sums over replicas start behind the last microbatch's backward, bucket by bucket (`optim/reduction.py`), so that as much
-of them is hidden as that backward lasts and the machine moves on behind products; a pipeline tells when all is done,
-and hides nothing. Experts that are dealt over ep have their gradients summed over dp and cp alone, all other weights
-over ep too; the rows' ways to experts and home are in `trips.py`. Memory is that of `plan memory`, of the rank that
-holds most.
+The first microbatch's weight gradients are taken as they are, those of later ones added to them. Sums over replicas
+start behind the last microbatch's backward, bucket by bucket (`optim/reduction.py`), into which gradients are copied;
+as much of them is hidden as that backward lasts and the machine moves on behind products. A pipeline tells when all is
+done, and hides nothing. Experts that are dealt over ep have their gradients summed over dp and cp alone, all other
+weights over ep too; the rows' ways to experts and home are in `trips.py`. Memory is that of `plan memory`, of the rank
+that holds most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpitp.models.stages import Costs
+from mpitp.models.stages import TO_DECODER, Costs
 from mpitp.pipeline.schedules import make_schedule, most_in_flight
 from mpitp.pipeline.simulate import Durations, simulate
 from mpitp.plan.anatomy import Anatomy, Cut, Held, Of
@@ -81,6 +83,15 @@ class Stages:
     passes: np.ndarray
     weights: np.ndarray
     starts: tuple[int, ...]  # the first layer of each part, and the end
+    turn: int = -1  # the layer where a decoder begins behind an encoder; -1: there is none
+
+    def parts_of(self, stage: int) -> range:
+        """Of the model, from the first chunk of a stage to its last."""
+        return range(stage, self.layout.pp * self.layout.chunks, self.layout.pp)
+
+    def reads_memory(self, part: int) -> bool:
+        """Whether a part is handed an encoder's output beside its activations."""
+        return 0 <= self.turn < self.starts[part]
 
     def per_stage(self, rows: np.ndarray) -> np.ndarray:
         """Sums over the chunks of each stage; part c * pp + s is stage s's chunk c."""
@@ -92,11 +103,11 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
     stages = stages_of(anatomy, layout)
     layout = stages.layout
     count = step.microbatches(layout)
-    rows = stages.per_stage(stages.passes)
+    rows = with_added(stages.per_stage(stages.passes), layout, count)
     total, _, _ = times_of(rows)
     over = [over_replicas(anatomy, step, stages, stage, (layout.zero, count)) for stage in range(layout.pp)]
     extra = np.array([each.of_microbatch for each in over])
-    durations = stage_durations(anatomy, layout, rows, extra)
+    durations = stage_durations(anatomy, stages, rows, extra)
     length = pipeline_seconds(layout.schedule, layout.chunks, count, durations)
     dearest = int(np.argmax(total + extra))
     last = max(range(layout.pp), key=lambda stage: over[stage].of_step)
@@ -104,7 +115,7 @@ def cost_of(anatomy: Anatomy, step: Step, layout: Layout) -> StepCost:
         "sums over replicas": over[last].waited + count * extra[dearest],
         "bubble": length - count * float(total[dearest] + extra[dearest]),
         "optimizer": over[last].optimizer,
-        "tied tables": tied_seconds(anatomy, layout),
+        "tied tables": max(tied_seconds(anatomy, stages)),
         "start of the step": start_seconds(anatomy, layout),
     }
     hidden = {
@@ -122,11 +133,12 @@ def stages_of(anatomy: Anatomy, layout: Layout, rank: int | None = None) -> Stag
     cut = Cut.of(layout)
     kinds = anatomy.kinds_of_rank(layout.tp) if rank is None else [rank]
     passes = _largest([anatomy.passes(cut, kind, layout.recompute) for kind in kinds])
-    weights = _largest([anatomy.weights(layout.tp, kind, layout.replicas, layout.ep) for kind in kinds])
     if not layout.stages and layout.pp > 1:
         layout = _dealt(anatomy, layout, passes)
     starts = _starts(anatomy, layout)
-    return Stages(layout, np.add.reduceat(passes, starts[:-1]), _weights_of(anatomy, layout, weights, starts), starts)
+    turn = anatomy.names.index(TO_DECODER) if TO_DECODER in anatomy.names else -1
+    sums = np.add.reduceat(passes, starts[:-1])
+    return Stages(layout, sums, _weights_of(anatomy, layout, kinds, starts), starts, turn)
 
 
 def _largest(tables: Sequence[np.ndarray]) -> np.ndarray:
@@ -134,32 +146,39 @@ def _largest(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _dealt(anatomy: Anatomy, layout: Layout, passes: np.ndarray) -> Layout:
-    from dataclasses import replace
-
-    seconds = times_of(passes)[0]
-    blocks = anatomy.blocks
-    costs = Costs(
-        float(seconds[: blocks.start].sum()),
-        tuple(map(float, seconds[blocks.start : blocks.stop])),
-        float(seconds[blocks.stop :].sum()),
-    )
+    sums = np.concatenate([[0.0], np.cumsum(times_of(passes)[0])])
+    units = sums[anatomy.unit_starts]
+    costs = Costs(float(units[0]), tuple(map(float, np.diff(units))), float(sums[-1] - units[-1]))
     return replace(layout, stages=balanced(costs, layout.pp * layout.chunks))
 
 
 def _starts(anatomy: Anatomy, layout: Layout) -> tuple[int, ...]:
     """The first layer of each part, and the end."""
-    counts = layout.stages or (len(anatomy.blocks),)
-    stops = anatomy.blocks.start + np.cumsum(counts)
-    return (0, *(int(stop) for stop in stops[:-1]), len(anatomy.names))
+    units = anatomy.unit_starts
+    stops = np.cumsum(layout.stages or (len(units) - 1,))
+    return (0, *(units[stop] for stop in stops[:-1]), len(anatomy.names))
 
 
-def _weights_of(anatomy: Anatomy, layout: Layout, weights: np.ndarray, starts: Sequence[int]) -> np.ndarray:
-    """A tied table lies on one stage once."""
+def _weights_of(anatomy: Anatomy, layout: Layout, kinds: Sequence[int], starts: Sequence[int]) -> np.ndarray:
+    """A tied table lies on one stage once: it counts with the first of its layers there."""
+    keys = [(layout.tp, kind, layout.replicas, layout.ep) for kind in kinds]
+    weights = _largest([anatomy.weights(*key) for key in keys])
     rows = np.add.reduceat(weights, starts[:-1])
     rows[:, Held.LARGEST] = np.maximum.reduceat(weights[:, Held.LARGEST], starts[:-1])
-    if layout.pp == 1 and anatomy.facts.decoder.tied:
-        rows[0, : Held.LARGEST] -= weights[0, : Held.LARGEST]
+    tied = [anatomy.tied_weights(*key) for key in keys]
+    for first, parts in _parts_with(anatomy.tied, starts).items():
+        own = _largest([each[first] for each in tied])
+        seen: set[int] = set()
+        for part in parts:
+            if part % layout.pp in seen:
+                rows[part, : Held.LARGEST] -= own[: Held.LARGEST]
+            seen.add(part % layout.pp)
     return rows
+
+
+def _parts_with(tied: Mapping[str, Sequence[int]], starts: Sequence[int]) -> dict[str, list[int]]:
+    """The part of each use of each tied parameter."""
+    return {first: [bisect_right(starts, place) - 1 for place in places] for first, places in tied.items()}
 
 
 def times_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -167,6 +186,18 @@ def times_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     forward = rows[:, (Of.FORWARD, Of.TP_FORWARD, Of.CP_FORWARD, Of.EP_FORWARD)].sum(axis=1)
     columns = (Of.FORWARD, Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN, Of.TP, Of.CP, Of.EP)
     return rows[:, columns].sum(axis=1), forward, rows[:, Of.WEIGHT_GRAD]
+
+
+def with_added(rows: np.ndarray, layout: Layout, count: int) -> np.ndarray:
+    """Stages' rows with the mean seconds that each of so many microbatches takes to add its gradients to the others'.
+    The first one's are taken as they are; so are all where they leave the rank microbatch by microbatch.
+    """
+    leaves = layout.zero == 3 or (layout.zero == 2 and layout.pp == 1)
+    if leaves or count == 1:
+        return rows
+    rows = rows.copy()
+    rows[:, Of.WEIGHT_GRAD] += (count - 1) / count * rows[:, Of.ADDED]
+    return rows
 
 
 def _parts(row: np.ndarray, count: int) -> dict[str, float]:
@@ -188,12 +219,15 @@ def _parts(row: np.ndarray, count: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class OverReplicas:
-    """Seconds of a stage: what replicas wait for in each microbatch and behind all, hidden; norm and update."""
+    """Seconds of a stage: what replicas wait for in each microbatch and behind all, hidden; norm and update. `experts`:
+    the part of what is waited for that goes over the replicas of experts, where these are fewer.
+    """
 
     of_microbatch: float
     waited: float
     hidden: float
     optimizer: float
+    experts: float = 0.0
 
     @property
     def of_step(self) -> float:
@@ -205,7 +239,7 @@ def over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, how:
     """Of a stage; `how`: with which level of ZeRO, and its microbatches."""
     layout, machine, (zero, count) = stages.layout, anatomy.machine, how
     row, passes = stages.per_stage(stages.weights)[stage], stages.per_stage(stages.passes)[stage]
-    spans = _spans(layout, machine.machine.ranks_per_node)
+    spans = spans_of_replicas(layout, machine.machine.ranks_per_node)
     stored = row[Held.STORED] - row[Held.DEALT_STORED], row[Held.DEALT_STORED]
     wide = row[Held.WIDE] - row[Held.DEALT_WIDE], row[Held.DEALT_WIDE]
 
@@ -224,19 +258,28 @@ def over_replicas(anatomy: Anatomy, step: Step, stages: Stages, stage: int, how:
     optimizer += STARTS_OF_PARAM * row[Held.COUNT] * compute.operation_seconds
     if layout.replicas == 1:
         return OverReplicas(0.0, 0.0, 0.0, float(optimizer))
-    if zero == 3:
-        return OverReplicas(2 * sum(each(stored, 0.5)) + sum(each(wide, 0.5)), 0.0, 0.0, float(optimizer))
-    gather = sum(each(stored, 0.5)) if zero else 0.0
+    packed = _laid(anatomy, float(row[Held.WIDE]), step.bucket_bytes)
     scatters = each(wide, 0.5 if zero else 1.0)
+    experts = scatters[1] / sum(scatters) if len(scatters) > 1 else 0.0
+    rest = float(optimizer) + packed * (count if zero == 2 and layout.pp == 1 else 1), experts
+    if zero == 3:
+        return OverReplicas(2 * sum(each(stored, 0.5)) + sum(scatters), 0.0, 0.0, *rest)
+    gather = sum(each(stored, 0.5)) if zero else 0.0
     scatter, movable = sum(scatters), sum(x * machine.overlap(s.nodes) for x, s in zip(scatters, spans, strict=True))
     backward = float(passes[[Of.INPUT_GRAD, Of.WEIGHT_GRAD, Of.AGAIN]].sum()) if layout.pp == 1 else 0.0
     hidden = min(movable, backward)
     if zero == 2 and layout.pp == 1:
-        return OverReplicas(scatter - hidden, gather, count * hidden, float(optimizer))
-    return OverReplicas(0.0, scatter - hidden + gather, hidden, float(optimizer))
+        return OverReplicas(scatter - hidden, gather, count * hidden, *rest)
+    return OverReplicas(0.0, scatter - hidden + gather, hidden, *rest)
 
 
-def _spans(layout: Layout, ranks_per_node: int) -> list[Span]:
+def _laid(anatomy: Anatomy, num_bytes: float, bucket_bytes: int) -> float:
+    """Seconds of copying gradients into their buckets; told with the optimizer's."""
+    calls = max(1, math.ceil(num_bytes / bucket_bytes))
+    return calls * anatomy.machine.compute.pass_seconds(2 * num_bytes / calls)
+
+
+def spans_of_replicas(layout: Layout, ranks_per_node: int) -> list[Span]:
     """The ranks over which gradients are summed; behind them, with ep, those of experts: along dp and cp alone."""
     every = Span.of(layout.replicas, layout.tp, ranks_per_node)
     if layout.ep == 1:
@@ -247,12 +290,12 @@ def _spans(layout: Layout, ranks_per_node: int) -> list[Span]:
     return [every, experts] if experts.size > 1 else [every]
 
 
-def stage_durations(anatomy: Anatomy, layout: Layout, rows: np.ndarray, extra: np.ndarray) -> list[Durations]:
+def stage_durations(anatomy: Anatomy, stages: Stages, rows: np.ndarray, extra: np.ndarray) -> list[Durations]:
     """Of a microbatch on each stage; `extra`: seconds of each that replicas wait for."""
     total, forward, weight_grad = times_of(rows)
-    send = message_seconds(anatomy, layout) if layout.pp > 1 else 0.0
-    each = zip(forward + extra / 2, total - forward - weight_grad + extra / 2, weight_grad, strict=True)
-    return [Durations(float(f), float(i), float(w), send) for f, i, w in each]
+    sends = message_seconds(anatomy, stages)
+    each = zip(forward + extra / 2, total - forward - weight_grad + extra / 2, weight_grad, sends, strict=True)
+    return [Durations(float(f), float(i), float(w), send) for f, i, w, send in each]
 
 
 def start_seconds(anatomy: Anatomy, layout: Layout) -> float:
@@ -263,12 +306,17 @@ def start_seconds(anatomy: Anatomy, layout: Layout) -> float:
     return machine.compute.step_seconds + agreed
 
 
-def tied_seconds(anatomy: Anatomy, layout: Layout) -> float:
-    """Of the message each way with which the first and the last stage add up the gradient of a table that both have."""
-    if layout.pp == 1 or not anatomy.facts.decoder.tied:
-        return 0.0
-    table = float(anatomy.weights(layout.tp, 0, layout.replicas, layout.ep)[0, Held.WIDE])
-    return anatomy.machine.send(table, is_wide=_is_wide(anatomy, layout))
+def tied_seconds(anatomy: Anatomy, stages: Stages) -> list[float]:
+    """Of each stage's messages to the others that have a tied table, with which its gradient is added up."""
+    layout, seconds = stages.layout, [0.0] * stages.layout.pp
+    if layout.pp == 1:
+        return seconds
+    rows, is_wide = anatomy.tied_weights(layout.tp, 0, layout.replicas, layout.ep), _is_wide(anatomy, layout)
+    for first, parts in _parts_with(anatomy.tied, stages.starts).items():
+        holders = {part % layout.pp for part in parts}
+        for stage in holders:
+            seconds[stage] += (len(holders) - 1) * anatomy.machine.send(float(rows[first][Held.WIDE]), is_wide=is_wide)
+    return seconds
 
 
 def _is_wide(anatomy: Anatomy, layout: Layout) -> bool:
@@ -276,12 +324,16 @@ def _is_wide(anatomy: Anatomy, layout: Layout) -> bool:
     return Span.of(layout.pp, layout.ranks // layout.pp, anatomy.machine.machine.ranks_per_node).nodes > 1
 
 
-def message_seconds(anatomy: Anatomy, layout: Layout) -> float:
-    """Of one microbatch's activations from stage to stage."""
+def message_seconds(anatomy: Anatomy, stages: Stages) -> list[float]:
+    """Of one microbatch's activations from each stage to its neighbours, and of an encoder's output beside them."""
+    layout = stages.layout
+    if layout.pp == 1:
+        return [0.0]
     facts, machine = anatomy.facts, anatomy.machine
     rows = layout.micro * facts.seq_len / layout.cp / (layout.tp if layout.sequence_parallel else 1)
-    num_bytes = rows * facts.decoder.hidden_size * np.dtype(facts.dtype).itemsize
-    return machine.send(num_bytes, is_wide=_is_wide(anatomy, layout))
+    num_bytes = rows * facts.model.hidden_size * np.dtype(facts.dtype).itemsize
+    arrays = [1 + any(stages.reads_memory(part) for part in stages.parts_of(stage)) for stage in range(layout.pp)]
+    return [machine.send(count * num_bytes, is_wide=_is_wide(anatomy, layout)) for count in arrays]
 
 
 def pipeline_seconds(schedule: str, chunks: int, count: int, durations: Sequence[Durations]) -> float:
@@ -301,7 +353,7 @@ def pipeline_form(schedule: str, chunks: int, count: int, durations: Sequence[Du
     go round through all stages behind it before as many more can: loop_d of their times (without W with `zb`) and
     messages. Exact for equal stages and messages that take no time.
     """
-    split, stages, send = schedule == "zb", len(durations), durations[0].send
+    split, stages, send = schedule == "zb", len(durations), max(each.send for each in durations)
     total = np.array([each.total for each in durations])
     forward = np.array([each.forward for each in durations])
     input_grad = np.array([each.input_grad for each in durations])

@@ -9,7 +9,8 @@ r"""The operators of one rank's pass as a graph, from what its layers declare: c
 
 A collective stands before the work of its layer where its pair is the layer's entry (`Algebra.entry`), else behind it;
 in the backward pass it is the other way round. Behind a layer that says one thing of a whole text or image (first rows,
-a mean), arrays have a row for each of them. Nothing is computed or allocated, so that a graph of one rank out of
+a mean), arrays have a row for each of them. An encoder's output goes past the decoder's own rows (`graph_memory.py`);
+sources and targets have as many tokens here. Nothing is computed or allocated, so that a graph of one rank out of
 thousands takes as long as that of one.
 """
 
@@ -25,6 +26,8 @@ from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.algebra import Join
 from mpitp.layers.array_type import PARTIAL, REPLICATE, VARYING, ArrayType
+from mpitp.layers.cross_attention import CrossAttention
+from mpitp.layers.crossing import ToDecoder
 from mpitp.layers.experts import Experts
 from mpitp.layers.first_rows import OnFirstRows
 from mpitp.layers.layer import BACKWARD, FORWARD, Layer, Send, TypedLayer, Wrapper, unwrapped
@@ -34,9 +37,12 @@ from mpitp.layers.param import Param
 from mpitp.layers.patches import ClassAndMean, PatchEmbedding
 from mpitp.layers.recompute import Recompute
 from mpitp.layers.rows import Rows
+from mpitp.models.beside import gives_memory, takes_memory
+from mpitp.models.encoder_decoder import EncoderDecoder
 from mpitp.models.layered import LayeredModel
-from mpitp.models.stages import Chunk
-from mpitp.plan.kept import Sizes, kept_of
+from mpitp.models.stages import TO_DECODER, Chunk
+from mpitp.plan.graph_memory import INPUT, memory_cost, with_memory
+from mpitp.plan.kept import Sizes, kept_of, memory_bytes
 from mpitp.plan.nodes import Collective, Node, Operation, RankGraph, Tensor
 from mpitp.plan.operations import ELEMENTWISE, RESIDUAL, Cost, Ends, cost_of, gate_cost
 
@@ -50,7 +56,7 @@ def stage_graphs(model: LayeredModel, rows: Rows, stages: Sequence[Sequence[Chun
     cp, graphs = model.site.mesh["cp"], []
     own = rows.cut(cp.rank, cp.size) if cp.size > 1 else rows
     sizes = replace(Sizes.of(rows, model.site, model.config.hidden_size), texts=len(own.first_rows()))
-    of_rank = _Microbatch(model, sizes, own, model.types())
+    of_rank = _Microbatch(model, sizes, own, with_memory(model.types()))
     for chunks in stages:
         graph = RankGraph()
         for chunk in chunks:
@@ -102,19 +108,36 @@ class _ChunkGraph:
         layers = {name: self.model.layers[name] for name in self.chunk.names}
         layers |= {"loss": self.model.loss} if self.chunk.ends_in_loss else {}
         if first != self.model.entrance:
-            self._add_message("recv", "send", self.types[first].incoming, first, ())
-            self.made[self.types[first].incoming.made_by] = f"{first} recv"
+            self._take(first)
         for name, layer in layers.items():
             self._visit(name, layer, passes=1)
         if not self.chunk.ends_in_loss:
-            self._add_message("send", "recv", self.types[last].outgoing, last, (self.made[last],))
+            self._give(last)
         self._link()
+
+    def _take(self, first: str) -> None:
+        """What comes from the stage before: x, and beside it the memory, where the decoder has begun before."""
+        incoming = self.types[first].incoming
+        self._add_message("recv", "send", incoming, first, ())
+        self.made[incoming.made_by] = f"{first} recv"
+        if isinstance(self.model, EncoderDecoder) and takes_memory(self.chunk):
+            forward, backward = self._message(f"{first} memory recv", ("recv", "send"), self._memory, first)
+            self._add_memory(f"{first} memory", (), ([forward], [backward]))
+
+    def _give(self, last: str) -> None:
+        """What goes to the stage behind."""
+        self._add_message("send", "recv", self.types[last].outgoing, last, (self.made[last],))
+        if isinstance(self.model, EncoderDecoder) and gives_memory(self.chunk):
+            sent = self._message(f"{last} memory send", ("send", "recv"), self._memory, last)
+            self._add_chain(f"{last} memory send", _Chain([sent[0]], [sent[1]], (self.made[TO_DECODER],)))
 
     def _visit(self, name: str, wrapped: Layer, passes: int) -> None:
         passes = 2 if _recomputes(wrapped) else passes
         layer = unwrapped(wrapped)
         children = {key: child for key, child in layer.children().items() if not isinstance(child, Param)}
-        if not children:
+        if isinstance(layer, ToDecoder):
+            self._add_memory(name, self._sources(self.types[name].incoming), ([], []))
+        elif not children:
             self._add_leaf(name, layer, passes)
         else:
             self._visit_inside(name, layer, children, passes)
@@ -139,6 +162,10 @@ class _ChunkGraph:
         if joins:
             branches = [place for place in own if place not in self.consumed]
             result = self._add_join(f"{name}.{joins[0].name}", name, (*branches, past), passes, behind=True)
+        if isinstance(layer, CrossAttention):
+            self._use(f"{name}.heads", f"{name}.kv")
+            if not self.sizes.is_gathered:  # the memory is kept where it is made
+                self._keep(f"{name}.kv", 0)
         if isinstance(layer, MixtureOfExperts):
             result = self._join_mixture(name, layer, passes)
         if isinstance(layer, SharedExpert):
@@ -171,8 +198,7 @@ class _ChunkGraph:
     def _join_mixture(self, name: str, layer: MixtureOfExperts, passes: int) -> str:
         """Experts wait for the router too; what they have made is added to what the shared expert has."""
         router, experts = f"{name}.router", f"{name}.experts"
-        self.chains[experts].sources += (router,)
-        self.consumed.add(router)
+        self._use(experts, router)
         if layer.shared is None:
             return experts
         return self._add_join(f"{name}.sum", name, (experts, self.made[f"{name}.shared"]), passes, behind=True)
@@ -217,12 +243,37 @@ class _ChunkGraph:
         return name
 
     def _add_message(self, op: str, back: str, kind: ArrayType, layer: str, sources: tuple[str, ...]) -> None:
-        tensor, place = self._tensor(kind), f"{layer} {op}"
-        made = [
-            Collective(f"{place} {phase}", layer, phase, (), tensor, 1, each, "pp", 2, 1, Fraction(tensor.num_bytes))
-            for phase, each in ((FORWARD, op), (BACKWARD, back))
-        ]
-        self._add_chain(place, _Chain([made[0]], [made[1]], sources))
+        place = f"{layer} {op}"
+        sent = self._message(place, (op, back), self._tensor(kind), layer)
+        self._add_chain(place, _Chain([sent[0]], [sent[1]], sources))
+
+    @staticmethod
+    def _message(place: str, ops: tuple[str, str], tensor: Tensor, layer: str) -> tuple[Node, Node]:
+        """Forward and backward."""
+        forward, backward = (
+            Collective(f"{place} {phase}", layer, phase, (), tensor, 1, op, "pp", 2, 1, Fraction(tensor.num_bytes))
+            for phase, op in zip((FORWARD, BACKWARD), ops, strict=True)
+        )
+        return forward, backward
+
+    @property
+    def _memory(self) -> Tensor:
+        return self._tensor(self.model.site.shard_type.of_layer(TO_DECODER))
+
+    def _add_memory(self, place: str, sources: tuple[str, ...], messages: tuple[list[Node], list[Node]]) -> None:
+        """Where the chunk has the memory from: forward it is kept, backward its gradients are added up. `messages`:
+        with which it came, and its gradient goes.
+        """
+        tensor = self._memory
+        cost = memory_cost(self.chunk, [self.model.layers[name] for name in self.chunk.names], tensor)
+        own = [_operation(place, phase, cost, tensor, memory_bytes(self.sizes)) for phase in (FORWARD, BACKWARD)]
+        self._add_chain(place, _Chain([*messages[0], own[0]], [own[1], *messages[1]], sources))
+        self.made[TO_DECODER] = place
+
+    def _use(self, place: str, source: str) -> None:
+        """A place takes what another has made, too."""
+        self.chains[place].sources += (source,)
+        self.consumed.add(source)
 
     def _add_chain(self, place: str, chain: _Chain) -> None:
         self.chains[place] = chain
@@ -239,7 +290,7 @@ class _ChunkGraph:
         """Rows are cut where a rank of tp has other ones and whole columns."""
         is_shard = self.model.site.sequence_parallel and kind.along("tp") == VARYING and not kind.columns
         width = sum(len(cut.held) for _, cut in kind.columns) if kind.columns else self.sizes.hidden
-        if kind.made_by == "the input":
+        if kind.made_by == INPUT:
             return Tensor(self.sizes.rows, 1, INDEX_BYTES, kind.letters)
         return Tensor(self.sizes.shard if is_shard else self.sizes.rows, width, self.sizes.item, kind.letters)
 
@@ -263,8 +314,10 @@ class _ChunkGraph:
     def _keep_input_alone(self, name: str) -> None:
         """What a layer that recomputes keeps: its input, with the first node inside it."""
         inside = next(place for place in self.chains if place == name or place.startswith(f"{name}."))
-        kept = self._tensor(self.types[name].incoming).num_bytes
-        chain = self.chains[inside]
+        self._keep(inside, self._tensor(self.types[name].incoming).num_bytes)
+
+    def _keep(self, place: str, kept: int) -> None:
+        chain = self.chains[place]
         chain.forward = [
             replace(node, kept_bytes=kept) if isinstance(node, Operation) else node for node in chain.forward
         ]

@@ -12,6 +12,7 @@ from mpitp.paths import path_option
 
 if TYPE_CHECKING:
     from mpitp.config import RunConfig
+    from mpitp.plan.machine_file import Machine
     from mpitp.plan.step_graph import StepGraph
 
 USUAL_SEQ = 512  # tokens of a sequence
@@ -22,8 +23,8 @@ _DESCRIPTION = """\
 Draw a training step as a graph of operators: what each computes, reads and keeps, what its arrays are along each axis
 of the mesh, and every collective as a node of its own. One block is opened, the others are folded. By formula, for any
 number of ranks; nothing is allocated. Cuts within operators (their shards exchange arrays) and between them (stages
-send messages) have colours of their own. Decoders, encoders and vision transformers are known; one that gives features
-alone is drawn under a head of two classes.
+send messages) have colours of their own. Every kind of model is known; one that gives features alone is drawn under a
+head of two classes, and an encoder with its decoder for sources and targets of as many tokens.
 """
 
 _EPILOG = """\
@@ -54,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of a run file")
     parser.add_argument(
-        "--open", default="", metavar="BLOCK", help="which block, or layer, is opened; default the first"
+        "--open",
+        default="",
+        metavar="BLOCK",
+        help="which block, or layer, is opened, such as 3 or encoder.blocks.0; default the first",
     )
     parser.add_argument("--machine", type=path_option, metavar="FILE", help="a machine file: seconds of each node too")
     parser.add_argument("--format", choices=("text", "svg", "json"), help="default text, or by the name of --out")
@@ -63,15 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw."""
+    from mpitp.error_stream import tell
     from mpitp.files import check_place, replace_file
+    from mpitp.plan.auto import settled
     from mpitp.plan.graph_text import block_of
+    from mpitp.plan.machine_file import read_machine
 
     if args.out:
         check_place(args.out, "draw to")
-    config = _config(args)
+    machine = read_machine(args.machine) if args.machine else None
+    config, lines = settled(_config(args), args.ranks, machine)
+    tell(lines)
     graph = graph_of(config, args.ranks)
     opened = block_of(graph, args.open)
-    drawn = _drawn(args, graph, opened, config.model.dtype)
+    drawn = _drawn(args, graph, opened, machine, config.model.dtype)
     if args.out:
         replace_file(Path(args.out), drawn)
         print(f"written: {args.out}")
@@ -80,14 +89,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _drawn(args: argparse.Namespace, graph: StepGraph, opened: str, dtype: str) -> str:
+def _drawn(args: argparse.Namespace, graph: StepGraph, opened: str, machine: Machine | None, dtype: str) -> str:
     from mpitp.plan.graph_json import graph_json
     from mpitp.plan.graph_picture import graph_svg
     from mpitp.plan.graph_text import graph_text
-    from mpitp.plan.machine_file import read_machine
     from mpitp.plan.node_seconds import node_seconds
 
-    machine = read_machine(args.machine) if args.machine else None
     seconds = (lambda node: node_seconds(node, machine, graph.sizes, dtype)) if machine else None
     suffix = Path(args.out).suffix[1:] if args.out else ""
     kind = args.format or (suffix if suffix in ("svg", "json") else "text")
@@ -99,18 +106,12 @@ def _drawn(args: argparse.Namespace, graph: StepGraph, opened: str, dtype: str) 
 def graph_of(config: RunConfig, ranks: int) -> StepGraph:
     """The graph of a run. Raises ConfigError for one that can't be laid on so many ranks."""
     from mpitp.comm.mesh import abstract_mesh
-    from mpitp.errors import ConfigError
     from mpitp.plan.graph_models import config_of, source_of
     from mpitp.plan.layout import tell_of_shares
     from mpitp.plan.step_graph import step_graph
     from mpitp.train.setup import mesh_sizes
     from mpitp.train.stages import check_layout
 
-    if config.task.kind == "translation":
-        raise ConfigError(
-            "plan graph draws models of one stream of tokens, and task.kind = 'translation' trains one of two; plan "
-            "memory takes this run file, and mpitp verify --types --config tells its layers and their cuts"
-        )
     tell_of_shares(config)
     model = config_of(config)
     check_layout(config, source_of(config, model), abstract_mesh(mesh_sizes(config), 0, ranks))
@@ -138,20 +139,17 @@ def _config(args: argparse.Namespace) -> RunConfig:
     tables = _tables(args, mesh, kind)
     if args.seq is None:
         model = config_of(make_run_config({**copy.deepcopy(tables), "mesh": {}}))
-        most = USUAL_SEQ if isinstance(model, VisionConfig) else min(USUAL_SEQ, model.max_positions)
+        positions = 0 if isinstance(model, VisionConfig) else model.max_positions  # 0: as many as there are
+        most = min(USUAL_SEQ, positions or USUAL_SEQ)
         tables["data"]["seq_len"] = most
     return make_run_config(tables, args.set)
 
 
 def _kind(path: str) -> str:
-    """What the model in a directory would be trained to do. Raises ConfigError for one with an encoder and a decoder,
-    or of no type that is known.
-    """
-    from mpitp.errors import ConfigError
+    """What the model in a directory would be trained to do. Raises ConfigError for one of no type that is known."""
     from mpitp.files import read_json
     from mpitp.models.encoders import encoder_config_from_hf
     from mpitp.models.kinds import is_encoder, is_encoder_decoder, is_vision
-    from mpitp.models.nearest import what_it_is
     from mpitp.plan.graph_models import KINDS
 
     file = Path(path)
@@ -159,10 +157,7 @@ def _kind(path: str) -> str:
     if not isinstance(raw, dict):
         return "text"
     if is_encoder_decoder(raw):
-        raise ConfigError(
-            f"plan graph draws models of one stream of tokens, and {path} holds one of two"
-            f"{what_it_is(raw.get('model_type'))}; mpitp verify --types --model tells its layers and their cuts"
-        )
+        return "translation"
     if is_vision(raw):
         return "image"
     return KINDS[encoder_config_from_hf(raw).head] if is_encoder(raw) else "text"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from mpitp.layers.layer import FORWARD
 from mpitp.plan.graph_text import (
     Line,
     Seconds,
@@ -143,11 +144,15 @@ def _title(graph: StepGraph, stage: StageGraph) -> str:
 
 
 def _message(graph: StepGraph) -> str:
-    """What goes from stage to stage."""
-    sends = [node for node in graph.stages[0].first.collectives if node.is_message]
-    if not sends:
+    """What goes from stage to stage: in a decoder that reads an encoder's output, this beside the activations."""
+    sizes: dict[str, float] = {}
+    for node in (each for stage in graph.stages for each in stage.first.collectives):
+        if node.is_message and node.op == "send" and node.phase == FORWARD:
+            sizes[node.layer] = sizes.get(node.layer, 0.0) + float(node.given_bytes)
+    if not sizes:
         return ""
-    return f"{amount(float(sends[0].given_bytes), 'B')} each way, {graph.stages[0].microbatches} x a step"
+    told = " to ".join(dict.fromkeys(amount(size, "B") for size in (min(sizes.values()), max(sizes.values()))))
+    return f"{told} each way, {graph.stages[0].microbatches} x a step"
 
 
 def _inter_cut(graph: StepGraph, x: int, y: int, width: int, *, has_words: bool) -> str:

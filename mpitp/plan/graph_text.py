@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from mpitp.plan.step_graph import StageGraph, StepGraph
 
 Seconds = Callable[[Node], float]  # how long a node takes; there is none without a machine file
 
+_BLOCK = re.compile(r"(|encoder\.)blocks\.(\d+)")
 _PREFIXES = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 
 
@@ -38,8 +40,10 @@ def block_of(graph: StepGraph, wish: str) -> str:
     name = f"blocks.{wish}" if wish.isdigit() else wish or first
     if name not in names:
         count = sum(each.startswith("blocks.") for each in names)
-        others = ", ".join(each for each in names if not each.startswith("blocks."))
-        raise UsageError(f"--open {wish}: the model has blocks 0 to {count - 1}, and {others}")
+        source = sum(each.startswith("encoder.blocks.") for each in names)
+        sides = f" of the decoder, encoder.blocks.0 to {source - 1}" if source else ""
+        others = ", ".join(each for each in names if not _BLOCK.fullmatch(each))
+        raise UsageError(f"--open {wish}: the model has blocks 0 to {count - 1}{sides}, and {others}")
     return name
 
 
@@ -51,15 +55,19 @@ def stage_with(graph: StepGraph, name: str) -> StageGraph:
 
 
 def folded_names(names: Sequence[str], opened: str) -> list[str]:
-    """Neighbouring blocks in one, but for the opened one: embedding, blocks 0-2, blocks.3, blocks 4-7."""
-    found: list[tuple[str, int, int]] = []
+    """Neighbouring blocks in one, but for the opened one: embedding, blocks 0-2, blocks.3, blocks 4-7, head."""
+    found: list[tuple[str, int, int]] = []  # a name, or a side of the model with its first and last block
+    is_named: list[bool] = []
     for name in names:
-        number = int(name.partition(".")[2]) if name.startswith("blocks.") and name != opened else -1
-        if number >= 0 and found and found[-1][2] == number - 1 and not found[-1][0]:
-            found[-1] = ("", found[-1][1], number)
+        block = _BLOCK.fullmatch(name) if name != opened else None
+        side, number = (block[1], int(block[2])) if block else (name, -1)
+        if block and found and not is_named[-1] and found[-1][0] == side and found[-1][2] == number - 1:
+            found[-1] = (side, found[-1][1], number)
         else:
-            found.append(("" if number >= 0 else name, number, number))
-    return [name or (f"blocks {a}-{b}" if b > a else f"blocks.{a}") for name, a, b in found]
+            found.append((side, number, number))
+            is_named.append(block is None)
+    told = zip(found, is_named, strict=True)
+    return [side if named else f"{side}blocks" + (f" {a}-{b}" if b > a else f".{a}") for (side, a, b), named in told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ def words_of_collective(node: Collective) -> str:
     """Such as: all_reduce sum along tp of 4, 12.6 MB."""
     calls = f"{node.calls} x " if node.calls > 1 else ""
     size = amount(float(node.given_bytes) / max(node.calls, 1), "B")
-    return f"{node.op} along {node.axis} of {node.ranks}, {calls}{size}"
+    what = " of the encoder's output" if node.name.startswith(f"{node.layer} memory ") else ""
+    return f"{node.op}{what} along {node.axis} of {node.ranks}, {calls}{size}"
 
 
 def head_words(graph: StepGraph) -> list[str]:

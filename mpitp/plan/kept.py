@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from mpitp.backend.precision import wide_dtype
 from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
-from mpitp.layers.cross_attention import CrossAttention
+from mpitp.layers.cross_attention import CrossAttention, CrossHeads
 from mpitp.layers.crossing import ToDecoder
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
@@ -125,7 +125,12 @@ def put_off_of_chunk(model: LayeredModel, chunk: Chunk, sizes: Sizes) -> int:
 def _memory_from_elsewhere(model: LayeredModel, chunk: Chunk, s: Sizes) -> int:
     """The encoder's output, where it comes from another stage."""
     comes = isinstance(model.beside, Memory) and takes_memory(chunk)
-    return s.shard * s.hidden * s.item if comes else 0
+    return memory_bytes(s) if comes else 0
+
+
+def memory_bytes(s: Sizes) -> int:
+    """Of an encoder's output on a rank."""
+    return s.shard * s.hidden * s.item
 
 
 def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
@@ -145,9 +150,12 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
         case TypeEmbedding():
             return s.shard * INDEX_BYTES
         case ToDecoder():
-            return s.shard * s.hidden * s.item
+            return memory_bytes(s)
         case CrossAttention():
             return _cross(layer, s)
+        case CrossHeads():
+            heads, width = layer.heads.query.size, layer.heads.query.size * layer.head_dim
+            return s.rows * (width * s.item + heads * s.wide) + s.whole * 2 * width * s.item
         case PatchEmbedding():
             return (s.rows - s.texts) * (layer.weight.data[0].size * s.item + INDEX_BYTES)
         case LayerScale():
@@ -185,6 +193,8 @@ def kept_again(layer: Layer, sizes: Sizes) -> int:
     """Bytes that backward makes again before it uses them: of the largest layer inside that recomputes."""
     if isinstance(layer, Recompute):
         return kept_of(layer.inner, sizes) - kept_of(layer, sizes)
+    if isinstance(layer, Wrapper):
+        return kept_again(layer.inner, sizes)
     inner = [child for child in layer.children().values() if not isinstance(child, Param)]
     return max((kept_again(child, sizes) for child in inner), default=0)
 
@@ -250,11 +260,9 @@ def _heads(layer: AttentionHeads, s: Sizes) -> int:
 
 def _cross(layer: CrossAttention, s: Sizes) -> int:
     """With sequence parallelism each block has gathered a memory of its own; k and v are of whole sources."""
-    heads, width = layer.heads.heads.query.size, layer.heads.heads.query.size * layer.heads.head_dim
-    gathered = s.hidden * s.item if s.is_gathered else 0
+    gathered = kept_of(layer.kv, s) if s.is_gathered else 0
     order = 2 * INDEX_BYTES * s.whole if isinstance(layer.sources, WholeSources) else 0
-    own = s.rows * (2 * width * s.item + heads * s.wide + gathered)
-    return kept_of(layer.q, s) + own + s.whole * 2 * width * s.item + order
+    return kept_of(layer.q, s) + gathered + kept_of(layer.heads, s) + kept_of(layer.out, s) + order
 
 
 def _tables(layers: dict[str, Layer], s: Sizes) -> int:

@@ -58,11 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table or its numbers."""
+    from mpitp.error_stream import tell
+    from mpitp.plan.auto import settled
     from mpitp.plan.counts import MOST_RANKS, check_counts
     from mpitp.run_file import load_run_config
 
     check_counts(MOST_RANKS, ranks=args.ranks)
-    config = load_run_config(args.run_file, args.set)
+    config, lines = settled(load_run_config(args.run_file, args.set), args.ranks)
+    tell(lines)
     ranks = run_memory(config, args.ranks)
     if args.json:
         print(json.dumps([rank.as_dict() for rank in ranks]))
@@ -120,13 +123,13 @@ def _model(config: RunConfig, source: RunSource, mesh: Mesh) -> LayeredModel:
     from mpitp.backend.device import AbstractDevice
     from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource
     from mpitp.checkpoint.load import ModelSource
-    from mpitp.models.encoder_decoders import recompute_both
+    from mpitp.models.encoder_decoders import abstract_encoder_decoder, recompute_both
     from mpitp.models.registry import abstract_model, recompute_blocks
     from mpitp.train.setup import site_on
 
     site = site_on(config, source.config, mesh, AbstractDevice())
     if isinstance(source, EncoderDecoderSource):
-        return recompute_both(source.abstract(site), source.recompute)
+        return recompute_both(abstract_encoder_decoder(source.config, site, source.cutting), source.recompute)
     if isinstance(source, ModelSource):
         return recompute_blocks(abstract_model(source.config, site, source.cutting), source.recompute)
     return recompute_blocks(source.abstract(site), source.recompute)

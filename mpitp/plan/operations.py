@@ -7,6 +7,7 @@ weight [n, k], a local query heads and g KV heads of width d; q x u: the tiles o
 |-------------|-----------------------------|-----------------------------------------------------------------|
 | product     | 2 t n k, 4 t n k            | t k + n k + t n,  2 t n + 2 t k + n k (weights) + n k (gradient)|
 | attention   | 4 a q u d, 10 a q u d       | t (a + 2g) d + t a d,  2 t (a + 2g) d + 2 t a d                 |
+| cross       | the same; u: tokens of the source                                             |
 | experts     | as a product: k t rows, n = 3 f/tp                                            |
 | patches     | 2 t n k, 2 t n k            | t k + n k + t n,  t n + t k + n k (gradient): no dx             |
 | lookup      | none                        | 2 t h, 2 t h                                                    |
@@ -27,11 +28,13 @@ import numpy as np
 
 from mpitp.errors import ConfigError
 from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.cross_attention import CrossHeads
 from mpitp.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from mpitp.layers.experts import Experts
 from mpitp.layers.heads_keys import HeadsKeys
 from mpitp.layers.layer import Layer
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.partition import piece_of
@@ -39,7 +42,7 @@ from mpitp.layers.patches import ImageTokens, PatchEmbedding
 from mpitp.layers.ring_keys import RingKeys
 from mpitp.layers.router import Router
 from mpitp.layers.rows import Rows, Run
-from mpitp.ops.sight import Sight
+from mpitp.ops.sight import EVERYTHING, Sight
 
 PRODUCT, ATTENTION, LOOKUP, NORM = "product", "attention", "lookup", "norm"
 ELEMENTWISE, RESIDUAL, LOSS = "elementwise", "residual", "loss"
@@ -78,6 +81,8 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             return _product(layer, ends)
         case AttentionHeads():
             return _attention(layer, ends, rows)
+        case CrossHeads():
+            return _cross_attention(layer, ends, rows)
         case PatchEmbedding():
             return _patches(layer, ends)
         case ImageTokens():
@@ -92,12 +97,12 @@ def cost_of(layer: Layer, ends: Ends, rows: Rows) -> Cost:
             moved = ends.taken * (ends.item + ends.wide)
             return Cost(LOSS, moved=(moved, moved))
     kind = NORM if isinstance(layer, LayerNorm | RMSNorm) else ELEMENTWISE
-    if not isinstance(layer, PositionEmbedding | TypeEmbedding) and any(
+    if not isinstance(layer, PositionEmbedding | TypeEmbedding | LogitsBias) and any(
         param.data.ndim > 1 for param in layer.params().values()
     ):
         raise ConfigError(
             f"plan graph has no formula for the work of a {type(layer).__name__}; it knows the layers of decoders, "
-            "encoders and vision transformers"
+            "encoders, vision transformers and encoder-decoders"
         )
     return Cost(kind, moved=_elementwise(ends))
 
@@ -166,6 +171,17 @@ def _attention(layer: AttentionHeads, ends: Ends, rows: Rows) -> Cost:
         backward += _scores(sight, queries, keys, by_keys=True)
     flops = 2 * 2 * heads * d * forward, 5 * 2 * heads * d * backward
     moved = (ends.taken + ends.given) * ends.item
+    return Cost(ATTENTION, flops, (moved, 2 * moved), (rows.runs[0].length if rows.runs else 0, heads, d))
+
+
+def _cross_attention(layer: CrossHeads, ends: Ends, rows: Rows) -> Cost:
+    """Of every query over all keys of its sample's source, which has as many tokens; k and v come beside q."""
+    heads, d = layer.heads.query.size, layer.head_dim
+    areas = [
+        sum(_scores(EVERYTHING, run.length, run.length, by_keys=turn) for run in rows.runs) for turn in (False, True)
+    ]
+    flops = 2 * 2 * heads * d * areas[0], 5 * 2 * heads * d * areas[1]
+    moved = (3 * ends.taken + ends.given) * ends.item
     return Cost(ATTENTION, flops, (moved, 2 * moved), (rows.runs[0].length if rows.runs else 0, heads, d))
 
 

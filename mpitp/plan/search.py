@@ -1,7 +1,8 @@
 """The fastest layouts that fit, out of all, and the front of time and memory: best first, pruned by bounds.
 
 A group is all layouts that cut a microbatch alike. It gets a bound of its seconds (its stages are never faster than
-their mean) and of its bytes (the states of the mean stage, with most of ZeRO): no layout of it is below either. Groups
+their mean) and of its bytes (the states of the mean stage, with most of ZeRO, of the rank of tp where they are most):
+no layout of it is below either. Groups
 are opened in the order of the seconds, unless their bounds lose already against what was found. In a group every
 layout's stages are dealt and its seconds and bytes estimated in closed form. Nothing is sampled; a test holds the
 search to all layouts tried one by one.
@@ -13,7 +14,7 @@ the memory of the schedule's own lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,7 @@ from mpitp.plan.cost import (
     start_seconds,
     tied_seconds,
     times_of,
+    with_added,
 )
 from mpitp.plan.layout import Layout
 from mpitp.plan.space import RECOMPUTES, Units, check_ranks, cuts_of, schedules_of, zeros_of
@@ -173,22 +175,25 @@ def _groups(problem: Problem, ranks: int, wanted: Filter) -> Iterator[Estimate]:
     """The bounds of each group."""
     anatomy, start = problem.anatomy, problem.anatomy.machine.compute.step_seconds
     for cut in cuts_of(problem.units, ranks):
-        states = _least_states(anatomy, cut)
-        if states > problem.limit or not wanted(cut):
+        kinds = anatomy.kinds_of_rank(cut.tp)
+        states = np.array([_least_states(anatomy, cut, kind) for kind in kinds])
+        if states.max() > problem.limit or not wanted(cut):
             continue
         for recompute in RECOMPUTES:
             rows = anatomy.totals(Cut.of(cut), recompute)
             seconds = problem.step.microbatches(cut) * float(times_of(rows)[0][0]) / cut.pp + start
-            kept = float(rows[0, Of.KEPT]) if cut.pp == 1 else 0.0
-            yield Estimate(SLACK * seconds, SLACK * (states + SLACK * kept), replace(cut, recompute=recompute))
+            kept = [anatomy.kept(Cut.of(cut), kind, recompute) if cut.pp == 1 else 0.0 for kind in kinds]
+            least = float((states + SLACK * np.array(kept)).max())
+            yield Estimate(SLACK * seconds, SLACK * least, replace(cut, recompute=recompute))
 
 
-def _least_states(anatomy: Anatomy, cut: Layout) -> float:
-    """Bytes of weights, gradients and optimizer that the heaviest stage has at least: the mean, with most of ZeRO."""
-    table = anatomy.weights(cut.tp, 0, cut.replicas, cut.ep)
-    twice = table[0] if anatomy.facts.decoder.tied else 0.0 * table[0]
-    zero = 3 if cut.replicas > 1 else 0
-    states = states_of((table.sum(axis=0) - twice)[None, :], zero, is_half=anatomy.is_half)
+def _least_states(anatomy: Anatomy, cut: Layout, kind: int) -> float:
+    """Bytes of weights, gradients and optimizer that the heaviest stage of a rank of tp has at least: the mean, with
+    most of ZeRO.
+    """
+    key = cut.tp, kind, cut.replicas, cut.ep
+    total = anatomy.weights(*key).sum(axis=0) - anatomy.counted_again(*key)
+    states = states_of(total[None, :], 3 if cut.replicas > 1 else 0, is_half=anatomy.is_half)
     return SLACK * float(states.sum()) / cut.pp
 
 
@@ -199,37 +204,50 @@ def never(seconds: float, num_bytes: float) -> bool:
 
 def estimates_of(problem: Problem, group: Layout, loses: Loses = never) -> Iterator[Estimate]:
     """Of every layout of a group that may fit, but for those of whose bounds `loses` says that they needn't be seen."""
-    made: dict[int, Stages] = {}
+    made: dict[int, tuple[Stages, list[Stages]]] = {}
     for layout in schedules_of(problem.units, group):
         parts = layout.pp * layout.chunks
         if parts not in made:
-            made[parts] = stages_of(problem.anatomy, layout)
-        yield from _of_family(problem, replace(made[parts], layout=layout), loses)
+            dealt = stages_of(problem.anatomy, layout)
+            made[parts] = dealt, _of_each_kind(problem.anatomy, dealt)
+        stages, each = made[parts]
+        yield from _of_family(problem, replace(stages, layout=layout), each, loses)
 
 
-def _of_family(problem: Problem, stages: Stages, loses: Loses) -> Iterator[Estimate]:
-    """Layouts that differ in ZeRO alone. None is faster than its microbatches without what replicas add to them."""
+def _of_each_kind(anatomy: Anatomy, stages: Stages) -> list[Stages]:
+    """The stages of a rank of tp of each kind. One may have most of the weights and another most of what is kept, so
+    that no rank has as much as both together.
+    """
+    kinds = anatomy.kinds_of_rank(stages.layout.tp)
+    return [stages] if len(kinds) == 1 else [stages_of(anatomy, stages.layout, kind) for kind in kinds]
+
+
+def _of_family(problem: Problem, stages: Stages, each: Sequence[Stages], loses: Loses) -> Iterator[Estimate]:
+    """Layouts that differ in ZeRO alone. None is faster than its microbatches without what replicas add to them.
+    `each`: the stages of ranks of tp of each kind.
+    """
     anatomy, layout = problem.anatomy, stages.layout
     count, weights = problem.step.microbatches(layout), stages.per_stage(stages.weights)
-    held = _held(layout, count, stages.passes)
-    sizes = {zero: _largest(weights, held, zero, anatomy.is_half) for zero in zeros_of(problem.units, layout)}
+    held = [(own.per_stage(own.weights), _held(layout, count, own.passes)) for own in each]
+    zeros = zeros_of(problem.units, layout)
+    sizes = {zero: max(_largest(*own, zero, anatomy.is_half) for own in held) for zero in zeros}
     fitting = {zero: size for zero, size in sizes.items() if size <= problem.limit}
     rows = stages.per_stage(stages.passes)
-    start = start_seconds(anatomy, layout) + tied_seconds(anatomy, layout)
+    start = start_seconds(anatomy, layout) + max(tied_seconds(anatomy, stages))
     least = SLACK * (count * float(times_of(rows)[0].max()) + start)
     if not fitting or loses(least, min(fitting.values())):
         return
 
-    def length_with(of_microbatch: float) -> float:
-        durations = stage_durations(anatomy, layout, rows, np.full(layout.pp, of_microbatch))
+    def length_with(zero: int, of_microbatch: float) -> float:
+        own = with_added(rows, replace(layout, zero=zero), count)
+        durations = stage_durations(anatomy, stages, own, np.full(layout.pp, of_microbatch))
         return pipeline_form(layout.schedule, layout.chunks, count, durations)
 
-    length, heaviest = length_with(0.0), int(weights[:, Held.WIDE].argmax())
+    least, heaviest = length_with(3, 0.0), int(weights[:, Held.WIDE].argmax())
     for zero, size in fitting.items():
-        if not loses(SLACK * (length + start), size):
+        if not loses(SLACK * (least + start), size):
             over = over_replicas(anatomy, problem.step, stages, heaviest, (zero, count))
-            seconds = length_with(over.of_microbatch) if over.of_microbatch else length
-            yield Estimate(seconds + over.of_step + start, size, layout, zero)
+            yield Estimate(length_with(zero, over.of_microbatch) + over.of_step + start, size, layout, zero)
 
 
 def _held(layout: Layout, count: int, passes: np.ndarray) -> np.ndarray:

@@ -4,15 +4,17 @@ Each rank runs its stage's list of actions (`pipeline/schedules.py`), with the s
 
     F(i, c)     [take x]  work forward  [meet tp]  [meet cp]  [send y]
     B(i, c)     [take dy] work backward [meet tp]  [meet cp]  [send dx]
-    the end     meet the replicas (sums of gradients), meet all (the norm), update
+    both        with experts over ep: meet ep, whose rows go from each rank to each other one, and home
+    the end     meet the replicas (sums of gradients; of experts along dp and cp alone), meet all (the norm), update
 
 Unlike the cost, which adds up, ranks here wait for one another as they come: one slow rank, an uneven stage, messages
 and sums of many groups over one node's links at a time. What a collective takes alone is its machine's: a part within
 nodes, and a part over links that it may have to share (`events.py`). Ranks that can't be told apart are simulated
 once (`symmetry.py`), which changes nothing.
 
-The sums of a microbatch's layers over tp count as one at the end of its pass: with ranks of constant speed a rank waits
-as long in one as in many.
+A rank with fewer microbatches than others goes along in their exchanges and in ZeRO's gathers, without rows of its own.
+The sums of a microbatch's layers over tp, and its rows' ways over ep, count as one at the end of its pass: with ranks
+of constant speed a rank waits as long in one as in many.
 """
 
 from __future__ import annotations
@@ -25,17 +27,29 @@ import numpy as np
 
 from mpitp.errors import ConfigError
 from mpitp.layers.partition import piece_of
+from mpitp.models.config import DecoderConfig
 from mpitp.pipeline.actions import Action, Grid, Kind, receive_before, send_after
 from mpitp.pipeline.schedules import make_schedule
 from mpitp.plan.anatomy import Anatomy, Held, Of
-from mpitp.plan.cost import OverReplicas, Step, message_seconds, over_replicas, stages_of, tied_seconds
+from mpitp.plan.cost import (
+    OverReplicas,
+    Step,
+    message_seconds,
+    over_replicas,
+    spans_of_replicas,
+    stages_of,
+    tied_seconds,
+    with_added,
+)
 from mpitp.plan.events import Meet, Op, Outcome, Program, Send, Simulation, Take, Work
 from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
+from mpitp.plan.planned_models import PlannedConfig
 from mpitp.plan.sums import Span
 from mpitp.plan.symmetry import Classes, Places, classes_of
 
-GROUPS = {"tp": ("tp",), "cp": ("cp",), "replicas": ("dp", "cp"), "all": ("pp", "dp", "cp", "tp")}
+GROUPS = {"tp": ("tp",), "cp": ("cp",), "replicas": ("dp", "ep", "cp"), "all": ("pp", "dp", "ep", "cp", "tp")}
+WITH_EXPERTS = {**GROUPS, "ep": ("ep",), "experts": ("dp", "cp")}
 NORM_BYTES = 4096  # of the gradient norm's vector, about
 
 
@@ -76,6 +90,19 @@ class Alone:
         alone = level.latency(span.nodes) + level.transfer(num_bytes / lanes, span.nodes)
         own = machine.in_node
         return cls((own.latency(span.in_node) + own.transfer(num_bytes, span.in_node)) / whole, alone / whole)
+
+    @classmethod
+    def of_exchange(cls, machine: Machine, num_bytes: float, span: Span) -> Alone:
+        """The same of an exchange, in which each rank has so many bytes for all: a message to each other one, whose
+        latency keeps nobody else from the links.
+        """
+        if span.nodes == 1 or machine.between_nodes is None:
+            return cls(1.0, 0.0)
+        level, each = machine.between_nodes, num_bytes / span.size
+        whole, others = machine.all_to_all_seconds(num_bytes, span.in_node, span.nodes), span.size - span.in_node
+        crowd = max(1.0, span.in_node / level.links)  # of the group's own ranks on a node
+        local = (span.in_node - 1) * machine.in_node.send_seconds(each) + others * level.latency_seconds
+        return cls(local / whole, others * crowd * each / level.send_bytes_per_second / whole)
 
     def meet(self, kind: str, seconds: float, label: str) -> Iterator[Meet]:
         """Nothing where nothing is waited for."""
@@ -118,7 +145,8 @@ class StepSimulator:
                 f"{layout.ranks} ranks need several nodes, and the machine file has no [between_nodes]: it tells of "
                 f"one node of {self.machine.machine.ranks_per_node} ranks"
             )
-        sizes = {axis: getattr(self.layout, axis) for axis in ("pp", "dp", "cp", "tp")}
+        sizes = {axis: getattr(self.layout, axis) for axis in ("pp", "dp", "ep", "cp", "tp")}
+        self.groups = WITH_EXPERTS if self.layout.ep > 1 else GROUPS
         self.places = Places(sizes, self.machine.machine.ranks_per_node)
         self.microbatches = -(-step.sequences // layout.micro)
         self._lists: dict[int, list[list[Action]]] = {}
@@ -127,9 +155,9 @@ class StepSimulator:
         """A step."""
         troubles.check(self.layout.ranks)
         work = [self._work_of(rank, troubles) for rank in range(self.layout.ranks)]
-        classes = classes_of(self.places, work, list(GROUPS.values()), fold=fold)
+        classes = classes_of(self.places, work, list(self.groups.values()), fold=fold)
         wide = self.machine.between_nodes
-        engine = Simulation(self.places, classes, GROUPS, wide.links if wide else 1, keeps_stays=keeps_stays)
+        engine = Simulation(self.places, classes, self.groups, wide.links if wide else 1, keeps_stays=keeps_stays)
         made: dict[Hashable, Program] = {}
         for rank in classes.first:
             if work[rank] not in made:
@@ -141,22 +169,31 @@ class StepSimulator:
     def _work_of(self, rank: int, troubles: Troubles) -> Hashable:
         """Ranks for which this is the same have the same program."""
         stage = self.places.coordinate(rank, "pp")
-        return stage, self._count(rank), troubles.slow.get(rank, 1.0), troubles.dies.get(rank, -1.0)
+        counts = self._own(rank), self._count(rank)
+        return stage, counts, troubles.slow.get(rank, 1.0), troubles.dies.get(rank, -1.0)
+
+    def _own(self, rank: int, ep: int | None = None) -> int:
+        """Microbatches of a rank, or of another one of those that share its experts."""
+        layout, place = self.layout, self.places.coordinate
+        deal = place(rank, "dp") * layout.ep + (place(rank, "ep") if ep is None else ep)
+        return len(piece_of(self.microbatches, deal, layout.deals))
 
     def _count(self, rank: int) -> int:
-        """Microbatches of a rank."""
-        return len(piece_of(self.microbatches, self.places.coordinate(rank, "dp"), self.layout.dp))
+        """Microbatches that a rank goes through, those without rows of its own included."""
+        return max(self._own(rank, ep) for ep in range(self.layout.ep))
 
     def program(self, rank: int, slow: float = 1.0) -> Program:
         """What a rank does in a step."""
         stage, layout = self.places.coordinate(rank, "pp"), self.layout
         ops: list[Op] = [Work(self.machine.compute.step_seconds * slow, "start")]
-        count, grid = self._count(rank), Grid(layout.pp, layout.chunks)
+        own, count = self._own(rank), self._count(rank)
         over = self._over[stage]
         for action in self._actions(stage, count):
-            ops += self._action(action, stage, grid, slow, over)
-        ops += self._of_replicas(stage).meet("replicas", over.waited, "sums over replicas")
-        if stage in (0, layout.pp - 1) and (tied := tied_seconds(self.anatomy, layout)):
+            ops += self._action(action, stage, slow, own)
+        for _ in range(2 * (self.step.microbatches(layout) - count) if layout.pp == 1 else 0):
+            ops += self._sums(stage, over.of_microbatch / 2)
+        ops += self._sums(stage, over.waited)
+        if tied := self._tied[stage]:
             ops.append(Work(tied, "tied tables"))
         if layout.ranks > 1:
             span = Span.of(layout.ranks, 1, self.machine.machine.ranks_per_node)
@@ -172,20 +209,28 @@ class StepSimulator:
             return self._lists[count][stage]
         return [Action(kind, i) for i in range(count) for kind in (Kind.FORWARD, Kind.BACKWARD)]
 
-    def _action(self, action: Action, stage: int, grid: Grid, slow: float, over: OverReplicas) -> Iterator[Op]:
+    def _action(self, action: Action, stage: int, slow: float, count: int) -> Iterator[Op]:
+        """Of a rank with so many microbatches; those behind are there for their collectives alone, without rows."""
+        grid, is_idle = Grid(self.layout.pp, self.layout.chunks), action.microbatch >= count
         row = self.stages.passes[grid.part(stage, action.chunk)]
         coming, going = receive_before(action, stage, grid), send_after(action, stage, grid)
         if coming is not None:
             yield Take(-1 if action.kind is Kind.FORWARD else 1, coming.tag, "messages")
-        yield Work(_seconds(row, action.kind) * slow, NAMES[action.kind])
-        for kind, first in (("tp", Of.TP), ("cp", Of.CP)):
-            waited = _waited(row, first, action.kind)
-            yield from self._alone[kind].meet(kind, waited, f"sums over {kind}" if kind == "tp" else "exchange over cp")
+        if not is_idle:
+            yield Work(_seconds(with_added(row[None], self.layout, count)[0], action.kind) * slow, NAMES[action.kind])
+        for kind, (first, label) in MET.items():
+            if kind == "ep" or not is_idle:
+                yield from self._alone[kind].meet(kind, _waited(row, first, action.kind), label)
         if action.kind is not Kind.WEIGHT_GRAD:
-            each = over.of_microbatch / (2 * grid.chunks)
-            yield from self._of_replicas(stage).meet("replicas", each, "sums over replicas")
+            yield from self._sums(stage, self._over[stage].of_microbatch / (2 * grid.chunks))
         if going is not None:
-            yield Send(1 if action.kind is Kind.FORWARD else -1, going.tag, self._message, "messages")
+            yield Send(1 if action.kind is Kind.FORWARD else -1, going.tag, self._messages[stage], "messages")
+
+    def _sums(self, stage: int, seconds: float) -> Iterator[Op]:
+        """Over the replicas of a stage, of experts by themselves."""
+        experts, (every, own) = self._over[stage].experts, self._of_replicas(stage)
+        yield from every.meet("replicas", (1 - experts) * seconds, "sums over replicas")
+        yield from own.meet("experts", experts * seconds, "sums over replicas of experts")
 
     @cached_property
     def _over(self) -> list[OverReplicas]:
@@ -196,31 +241,52 @@ class StepSimulator:
         ]
 
     @cached_property
-    def _message(self) -> float:
-        return message_seconds(self.anatomy, self.layout) if self.layout.pp > 1 else 0.0
+    def _messages(self) -> list[float]:
+        return message_seconds(self.anatomy, self.stages)
+
+    @cached_property
+    def _tied(self) -> list[float]:
+        return tied_seconds(self.anatomy, self.stages)
 
     @cached_property
     def _alone(self) -> dict[str, Alone]:
-        """Of sums of a microbatch's activations."""
+        """Of sums of a microbatch's activations, and of its rows' ways to their experts."""
         layout, facts = self.layout, self.anatomy.facts
         rows = layout.micro * facts.seq_len / layout.cp
-        num_bytes = rows * facts.decoder.hidden_size * np.dtype(facts.dtype).itemsize
-        per_node = self.machine.machine.ranks_per_node
-        spans = {"tp": Span.of(layout.tp, 1, per_node), "cp": Span.of(layout.cp, layout.tp, per_node)}
-        return {kind: Alone.of(self.machine, num_bytes, span) for kind, span in spans.items()}
+        num_bytes = rows * facts.model.hidden_size * np.dtype(facts.dtype).itemsize
+        spans = {"tp": self._span(layout.tp, 1), "cp": self._span(layout.cp, layout.tp)}
+        found = {kind: Alone.of(self.machine, num_bytes, span) for kind, span in spans.items()}
+        experts = self._span(layout.ep, layout.cp * layout.tp)
+        return found | {"ep": Alone.of_exchange(self.machine, _experts_a_token(facts.model) * num_bytes, experts)}
 
-    def _of_replicas(self, stage: int) -> Alone:
-        wide = float(self.stages.per_stage(self.stages.weights)[stage][Held.WIDE])
-        span = Span.of(self.layout.replicas, self.layout.tp, self.machine.machine.ranks_per_node)
-        return Alone.of(self.machine, wide, span)
+    def _span(self, size: int, stride: int) -> Span:
+        return Span.of(size, stride, self.machine.machine.ranks_per_node)
+
+    def _of_replicas(self, stage: int) -> tuple[Alone, Alone]:
+        """Of the sums over all replicas, and of those of experts."""
+        layout, row = self.layout, self.stages.per_stage(self.stages.weights)[stage]
+        spans = spans_of_replicas(layout, self.machine.machine.ranks_per_node)
+        sizes = float(row[Held.WIDE] - row[Held.DEALT_WIDE]), float(row[Held.DEALT_WIDE])
+        own = [Alone.of(self.machine, size, span) for size, span in zip(sizes, spans, strict=False)]
+        return own[0], own[-1]
 
 
+MET = {
+    "tp": (Of.TP, "sums over tp"),
+    "cp": (Of.CP, "exchange over cp"),
+    "ep": (Of.EP, "exchange over ep"),
+}
 NAMES = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.INPUT_GRAD: "input gradients",
     Kind.WEIGHT_GRAD: "weight gradients",
 }
+
+
+def _experts_a_token(model: PlannedConfig) -> int:
+    mixture = model.traits.mixture if isinstance(model, DecoderConfig) else None
+    return mixture.top_k if mixture else 0
 
 
 def _seconds(row: np.ndarray, kind: Kind) -> float:

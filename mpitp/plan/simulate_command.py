@@ -61,9 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, and write what was asked for."""
+    from mpitp.error_stream import tell
     from mpitp.files import check_place, replace_file
+    from mpitp.plan.auto import settled
     from mpitp.plan.counts import MOST, MOST_RANKS, check_counts
     from mpitp.plan.layout import tell_of_shares
+    from mpitp.plan.machine_file import read_machine
     from mpitp.plan.scaling_picture import scaling_svg
     from mpitp.plan.simulate import simulate_job
     from mpitp.plan.simulated_trace import trace_json
@@ -74,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("trace", "plot"):
         if getattr(args, name):
             check_place(getattr(args, name), f"write the {name} to")
-    config = load_run_config(args.run_file, args.set)
+    config, lines = settled(load_run_config(args.run_file, args.set), args.ranks, read_machine(args.machine))
+    tell(lines)
     tell_of_shares(config)
     simulator = simulator_of(config, args.ranks, args.machine)
     troubles = _troubles(args)
@@ -100,26 +104,24 @@ def simulator_of(config: RunConfig, ranks: int, machine_file: str) -> StepSimula
     from mpitp.comm.mesh import abstract_mesh
     from mpitp.errors import ConfigError
     from mpitp.plan.anatomy import Anatomy, Facts
+    from mpitp.plan.choice import planned_model
     from mpitp.plan.cost import Step
+    from mpitp.plan.graph_models import source_of
     from mpitp.plan.layout import layout_of
     from mpitp.plan.machine_file import read_machine
+    from mpitp.plan.planned_models import PLANNED_TASKS
     from mpitp.plan.simulate import StepSimulator
-    from mpitp.train.setup import mesh_sizes, model_config, open_data
-    from mpitp.train.stages import check_pipeline
+    from mpitp.train.setup import mesh_sizes
+    from mpitp.train.stages import check_layout
 
-    if config.task.kind != "text":
+    if config.task.kind not in PLANNED_TASKS:
         raise ConfigError(
-            f"plan simulate knows models that continue text, and task.kind = {config.task.kind!r} trains another kind; "
-            "plan memory takes this run file, and a short run with train --trace tells its times"
+            f"plan simulate knows models that continue or translate text, and task.kind = {config.task.kind!r} trains "
+            "another kind; plan memory takes this run file, and a short run with train --trace tells its times"
         )
-    machine = read_machine(machine_file)
-    data = open_data(config) if Path(config.data.train).exists() else None
-    decoder = model_config(config, data)
-    mesh = abstract_mesh(mesh_sizes(config), 0, ranks)
-    if mesh.sizes["ep"] > 1:
-        raise ConfigError("plan simulate knows the axes pp, dp, cp and tp, and mesh.ep is more than 1; set mesh.ep = 1")
-    check_pipeline(config, decoder, mesh)
-    facts = Facts(decoder, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
+    machine, model = read_machine(machine_file), planned_model(config)
+    check_layout(config, source_of(config, model), abstract_mesh(mesh_sizes(config), 0, ranks))
+    facts = Facts(model, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
     step = Step(config.global_batch_size, int(config.optim.bucket_mib * (1 << 20)))
     return StepSimulator(Anatomy(facts, machine), step, layout_of(config, ranks))
 

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mpitp.errors import ConfigError
-from mpitp.models.config import DecoderConfig
+from mpitp.models.encoder_decoder_config import EncoderDecoderConfig
 from mpitp.plan.layout import Layout
+from mpitp.plan.planned_models import PlannedConfig
 
 MOST_CHUNKS = 4
 RECOMPUTES = ("none", "attention", "every:2", "full")
@@ -36,8 +37,11 @@ class Units:
     experts: int = 1
 
     @classmethod
-    def of(cls, decoder: DecoderConfig, seq_len: int, sequences: int) -> Units:
-        """Of a model and a step. Experts with a capacity take whole sequences."""
+    def of(cls, decoder: PlannedConfig, seq_len: int, sequences: int) -> Units:
+        """Of a model and a step. Experts with a capacity, and cross attention, take whole sequences."""
+        if isinstance(decoder, EncoderDecoderConfig):
+            blocks = decoder.encoder.num_layers + decoder.decoder.num_layers
+            return cls(decoder.heads, blocks, 1, sequences)
         mixture = decoder.traits.mixture
         tokens = 1 if mixture is not None and mixture.capacity else seq_len
         experts = mixture.num_experts if mixture is not None else 1

@@ -14,6 +14,7 @@ from mpitp.layers.layer import walk
 from mpitp.pipeline.actions import Action, Kind
 from mpitp.pipeline.schedules import make_schedule, most_in_flight
 from mpitp.plan.anatomy import Anatomy, Cut, Held, Of
+from mpitp.plan.kept import memory_bytes
 
 if TYPE_CHECKING:
     from mpitp.plan.cost import Stages
@@ -57,7 +58,7 @@ def stage_memory(anatomy: Anatomy, bucket_bytes: int, stages: Stages, count: int
 def _of_stage(anatomy: Anatomy, bucket_bytes: int, stages: Stages, stage: int, kind: int, count: int) -> Memory:
     layout = stages.layout
     row = stages.per_stage(stages.weights)[stage : stage + 1]
-    parts = range(stage, layout.pp * layout.chunks, layout.pp)
+    parts = stages.parts_of(stage)
     passes = anatomy.passes(Cut.of(layout), kind, layout.recompute)
     again = max(float(passes[stages.starts[part] : stages.starts[part + 1], Of.KEPT_AGAIN].max()) for part in parts)
     weights, grads, states = map(float, states_of(row, layout.zero, is_half=anatomy.is_half)[:, 0])
@@ -80,8 +81,9 @@ def states_of(rows: np.ndarray, zero: int, *, is_half: bool) -> np.ndarray:
 
 def _activations(anatomy: Anatomy, stages: Stages, stage: int, kind: int, count: int) -> float:
     layout = stages.layout
-    parts = list(range(stage, layout.pp * layout.chunks, layout.pp))
-    full = stages.passes[parts, Of.KEPT] + np.array([_tables(anatomy, stages, part, kind) for part in parts])
+    parts = list(stages.parts_of(stage))
+    beside = [_tables(anatomy, stages, part, kind) + _memory(anatomy, stages, part, kind) for part in parts]
+    full = stages.passes[parts, Of.KEPT] + np.array(beside)
     if layout.pp == 1:
         return float(full[0])
     left = stages.passes[parts, Of.PUT_OFF]
@@ -99,6 +101,11 @@ def _tables(anatomy: Anatomy, stages: Stages, part: int, kind: int) -> float:
     own = {anatomy.like[name] for name in anatomy.names[stages.starts[part] : stages.starts[part + 1]]}
     found = {x.rotary for name in own for _, x in walk({"": model.layers[name]}) if isinstance(x, AttentionHeads)}
     return sum(tables[rotary] for rotary in found if rotary)
+
+
+def _memory(anatomy: Anatomy, stages: Stages, part: int, kind: int) -> float:
+    """An encoder's output that a part is handed."""
+    return memory_bytes(anatomy.sizes(Cut.of(stages.layout), kind)) if stages.reads_memory(part) else 0.0
 
 
 def _buffers(anatomy: Anatomy, bucket_bytes: int, stages: Stages, parts: range, kind: int) -> float:

@@ -5,7 +5,7 @@ first has one more), ranks along dp, ep and cp by the rows that they have. Behin
 
     sums of gradients    ZeRO 0: all_reduce of P w;  1: reduce_scatter of P w and all_gather of its rows of P s;  2: the
                          same with a reduce_scatter a microbatch;  3: about two all_gathers and a reduce_scatter each
-    tied tables          their gradient between the first and the last stage, a message each way
+    tied tables          their gradient between each two of the stages that hold them, a message each way
     sums along tp        of gradients that sequence parallelism leaves partial; ZeRO 2: a microbatch
     gradient norm        all_reduce of 8 bytes for every block of every parameter part
     agreement            broadcast of 16 bytes
@@ -17,7 +17,7 @@ buckets are one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -30,7 +30,7 @@ from mpitp.layers.partition import piece_of
 from mpitp.layers.shards import data_axes
 from mpitp.layers.site import make_site
 from mpitp.models.any_config import AnyConfig
-from mpitp.models.layered import LayeredModel
+from mpitp.models.layered import LayeredModel, is_within
 from mpitp.models.stages import Chunk, costs_of, names_of_parts
 from mpitp.optim.grad_norm import slots_of
 from mpitp.plan.graph import stage_graphs
@@ -102,12 +102,14 @@ def step_graph(config: RunConfig, config_of_model: AnyConfig, ranks: int) -> Ste
     chunks, rows = stage_chunks(source, first, sizes["pp"]), rows_of(config, config_of_model)
     graphs = zip(stage_graphs(first, rows, chunks), stage_graphs(last, rows, chunks), strict=True)
     count = len(Deal(0, sizes["dp"] * sizes["ep"]).of(num_microbatches(config)))
-    update = _Update(first, config.optim.zero, count, ranks, _norm_slots(source, first.site.num_blocks or sizes["tp"]))
-    stages = []
+    slots = _norm_slots(source, first.site.num_blocks or sizes["tp"])
+    update = _Update(first, config.optim.zero, count, ranks, slots, sizes["pp"] > 1)
+    stages, holders = [], holders_of_tied(first, [{name for chunk in own for name in chunk.names} for own in chunks])
     for number, (own, both) in enumerate(zip(chunks, graphs, strict=True)):
         names = tuple(chunk.names for chunk in own)
         params = _params_of(first, names)
-        nodes = tuple(_chained(update.nodes(params, _names_of_tied(first, names))))
+        tied = {name: len(others) - 1 for name, others in holders.items() if number in others and len(others) > 1}
+        nodes = tuple(_chained(update.nodes(params, tied)))
         stages.append(StageGraph(number, names, *both, nodes, count, sum(param.data.size for param in params)))
     schedule = config.mesh.schedule if sizes["pp"] > 1 else ""
     return StepGraph(config_of_model.model_type, config.model.dtype, sizes, rows.num_tokens, schedule, tuple(stages))
@@ -135,13 +137,15 @@ def _params_of(model: LayeredModel, chunks: Sequence[Sequence[str]]) -> list[Par
     return list({id(param): param for param in found}.values())
 
 
-def _names_of_tied(model: LayeredModel, chunks: Sequence[Sequence[str]]) -> list[str]:
-    """Parameters of which a stage has one of two uses, and another stage the other."""
-    here = {name for names in chunks for name in names}
-    uses = [
-        (first, [name.partition(".")[0] in here for name in (second, first)]) for second, first in model.tied.items()
-    ]
-    return [first for first, held in uses if sum(held) == 1]
+def holders_of_tied(model: LayeredModel, stages: Sequence[Collection[str]]) -> dict[str, list[int]]:
+    """Of each parameter that several layers share, the stages, of layers of these names, that hold it."""
+    uses: dict[str, list[str]] = {}
+    for second, first in model.tied.items():
+        uses.setdefault(first, [first]).append(second)
+    return {
+        first: [number for number, own in enumerate(stages) if any(is_within(name, own) for name in names)]
+        for first, names in uses.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +157,20 @@ class _Update:
     microbatches: int
     ranks: int
     slots: int  # of the gradient norm
+    has_stages: bool
+
+    @property
+    def rounds(self) -> int:
+        """Of sums of gradients in a step: stages do all when all is done."""
+        return self.microbatches if self.zero == 2 and not self.has_stages else 1
 
     @property
     def mesh(self) -> Mesh:
         """Without its stages."""
         return self.model.site.mesh
 
-    def nodes(self, params: Sequence[Param], tied: Sequence[str]) -> Iterator[Node]:
-        """In order; what is done each microbatch counts as often."""
+    def nodes(self, params: Sequence[Param], tied: Mapping[str, int]) -> Iterator[Node]:
+        """In order; what is done each microbatch counts as often. `tied`: on how many other stages a parameter is."""
         if self.ranks > 1:
             yield from self._tied_sums(tied)
             yield from self._gradient_sums(params)
@@ -181,7 +191,7 @@ class _Update:
         partial = [param for param in params if "tp" in param.placement.partial and mesh.sizes["tp"] > 1]
         if partial:
             size = sum(self._kept(param) * param.grad_dtype.itemsize for param in partial)
-            rounds = self.microbatches if self.zero == 2 else 1
+            rounds = self.rounds
             yield _once(
                 "gradients of whole parameters", "all_reduce sum", "tp", mesh.sizes["tp"], size * rounds, rounds
             )
@@ -194,18 +204,17 @@ class _Update:
         if zero == 0:
             yield _once(f"gradients{whose}", "all_reduce sum", axis, ranks, grads, is_hidden=True)
             return
-        rounds = self.microbatches if zero > 1 else 1
+        rounds = self.microbatches if zero == 3 else self.rounds
         yield _once(f"gradients{whose}", "reduce_scatter", axis, ranks, grads * rounds, rounds, is_hidden=True)
         gathers = 2 * self.microbatches if zero == 3 else 1
         yield _once(f"weights{whose}", "all_gather", axis, ranks, weights * gathers, gathers, is_hidden=zero == 3)
 
-    def _tied_sums(self, names: Sequence[str]) -> Iterator[Node]:
-        """Each of the two stages sends its summand to the other."""
+    def _tied_sums(self, tied: Mapping[str, int]) -> Iterator[Node]:
+        """Each of the stages that have a parameter sends its summand to all others of them."""
         params = dict(self.model.named_params())
-        for name in names:
-            yield _once(
-                f"gradient of {name}", "send", "pp", 2, params[name].data.size * params[name].grad_dtype.itemsize
-            )
+        for name, others in tied.items():
+            size = params[name].data.size * params[name].grad_dtype.itemsize
+            yield _once(f"gradient of {name}", "send", "pp", 2, others * size, others)
 
     def _optimizer(self, params: Sequence[Param]) -> Node:
         """AdamW reads weight, gradient and two moments, and writes all but the gradient; with masters of 16-bit weights

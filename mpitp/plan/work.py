@@ -6,9 +6,10 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 | layer            | products (m n k)              | passes, bytes                         | exponentials |
 |------------------|-------------------------------|---------------------------------------|--------------|
 | linear, forward  | t n k                         | 2 t n s with a bias                   |              |
-| linear, backward | t k n; n k t (of its weights) | t n s with a bias; 3 n k w            |              |
+| linear, backward | t k n; n k t (of its weights) | t n s with a bias                     |              |
 | heads, forward   | 2 a A d                       | 2 t (a + g) d s where q, k turn       | a A          |
 | heads, backward  | 5 a A d                       | the same, and 2 t a d s               | a A          |
+| cross heads      | as heads, over whole sources  | 6 t a d s, both ways                  | a A, both    |
 | norm             |                               | 2 t' h s forward, 3 t' h s backward   |              |
 | activation       |                               | (in + out) s; (2 in + out) s          | t f, t f     |
 | router           | t' e h; both again backward   | 6 t' e s, both ways                   | t' e         |
@@ -16,10 +17,11 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 |                  | each, as gate, up and down    | beside the activation's               |              |
 | shared's gate    | t' h; both again backward     | 3 t' h s; 5 t' h s                    |              |
 | a residual sum   |                               | 3 t' h s, both ways                   |              |
-| a lookup         |                               | 2 t h s; backward 4 v/tp h w, t rows  |              |
+| a lookup         |                               | 2 t h s; backward v/tp h w, t rows    |              |
 | loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
 
-A gradient of weights is made and then added to what is there, in elements of w bytes. The scores of a tile stay in a
+A gradient of weights is made, and by all microbatches but the first of a step added to what is there, in elements of w
+bytes: 3 n k w, or of a table 3 v/tp h w. The scores of a tile stay in a
 cache; a tile is some queries by the keys that they see (`ops/sight.py`). Where a machine's attention was measured as a
 whole, its rate takes the place of the heads' products, exponentials and starts.
 """
@@ -31,6 +33,7 @@ from dataclasses import dataclass, replace
 
 from mpitp.layers.algebra import Join
 from mpitp.layers.attention import AttentionHeads
+from mpitp.layers.cross_attention import CrossAttention, CrossHeads
 from mpitp.layers.dropout import Dropout
 from mpitp.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from mpitp.layers.exchange import ExchangeOverEp
@@ -41,13 +44,15 @@ from mpitp.layers.joint_norm import JointNorms
 from mpitp.layers.keys import OwnKeys
 from mpitp.layers.layer import Layer, unwrapped
 from mpitp.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpitp.layers.logits_bias import LogitsBias
 from mpitp.layers.mixture import SharedExpert
 from mpitp.layers.mlp import MLP
 from mpitp.layers.norm import LayerNorm, RMSNorm
 from mpitp.layers.param import Param
 from mpitp.layers.router import Router
 from mpitp.layers.scale import Scale, SoftCap
-from mpitp.ops.sight import DEVICE_LONG_TILE, DEVICE_TILE, LONG_TILE, TILE, Band, Sight
+from mpitp.layers.sinusoids import Sinusoids
+from mpitp.ops.sight import DEVICE_LONG_TILE, DEVICE_TILE, EVERYTHING, LONG_TILE, TILE, Band, Sight
 from mpitp.plan.kept import Sizes
 from mpitp.plan.machine_file import Machine
 
@@ -116,15 +121,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Of a layer's forward, of the gradients of its input, and of those of its weights."""
+    """Of a layer's forward, of the gradients of its input, and of those of its weights; `added`: of adding these to
+    what earlier microbatches have left.
+    """
 
     forward: Work = Work()
     input_grad: Work = Work()
     weight_grad: Work = Work()
+    added: Work = Work()
 
     def __add__(self, other: Both) -> Both:
         return Both(
-            self.forward + other.forward, self.input_grad + other.input_grad, self.weight_grad + other.weight_grad
+            self.forward + other.forward,
+            self.input_grad + other.input_grad,
+            self.weight_grad + other.weight_grad,
+            self.added + other.added,
         )
 
 
@@ -189,6 +200,8 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
             return _linear(layer, s)
         case AttentionHeads():
             return _heads(layer, s, of)
+        case CrossHeads():
+            return _cross_heads(layer, s, of)
         case Router():
             return _router(layer, s)
         case Experts():
@@ -197,30 +210,53 @@ def work_of(layer: Layer | Param, s: Sizes, of: Sequences) -> Both:
             return work_of(layer.mlp, s, of) + _gate(s)
         case MLP():
             return _mlp(layer, s, of)
-        case LayerNorm() | RMSNorm():
-            row = s.shard * s.hidden * s.item
-            return Both(Work(passes=(2 * row,)), Work(passes=(3 * row,)))
+        case LayerNorm() | RMSNorm() | HeadNorms() | JointNorms():
+            return _norm(layer, s)
+        case VocabParallelEmbedding() | PositionEmbedding() | Sinusoids():
+            return _lookup(layer, s)
+        case Dropout() | Scale() | LogitsBias() | SoftCap():
+            return _one_by_one(layer, s)
+    inside = sum_of(work_of(child, s, of) for child in layer.children().values())
+    if isinstance(layer, CrossAttention):  # whose part of the memory's gradient is added to that of the others
+        inside += Both(input_grad=Work(passes=(3 * s.shard * s.hidden * s.item,)))
+    return inside + _joins(layer, s)
+
+
+def _norm(layer: LayerNorm | RMSNorm | HeadNorms | JointNorms, s: Sizes) -> Both:
+    match layer:
         case HeadNorms():
             heads = (layer.heads.query.size + len(layer.heads.kv)) * layer.q_weight.data.shape[0]
-            return Both(Work(passes=(2 * s.rows * heads * s.item,)), Work(passes=(3 * s.rows * heads * s.item,)))
+            row = s.rows * heads * s.item
         case JointNorms():
             row = layer.values.start * s.rows * s.item
             return Both(Work(passes=(row, 2 * row)), Work(passes=(2 * row, 3 * row)))
-        case VocabParallelEmbedding() | PositionEmbedding():
-            row = 2 * s.rows * s.hidden * s.item
-            table = sum(param.data.size for param in layer.params().values()) * s.wide
-            return Both(Work(passes=(row,)), weight_grad=Work(passes=(table, 3 * table), added_rows=s.rows))
+        case _:
+            row = s.shard * s.hidden * s.item
+    return Both(Work(passes=(2 * row,)), Work(passes=(3 * row,)))
+
+
+def _lookup(layer: VocabParallelEmbedding | PositionEmbedding | Sinusoids, s: Sizes) -> Both:
+    """Rows of a table, to whose gradient rows are added; sines are nobody's."""
+    row = Work(passes=(2 * s.rows * s.hidden * s.item,))
+    if isinstance(layer, Sinusoids):
+        return Both(row)
+    table = sum(param.data.size for param in layer.params().values()) * s.wide
+    return Both(row, weight_grad=Work(passes=(table,), added_rows=s.rows), added=Work(passes=(3 * table,)))
+
+
+def _one_by_one(layer: Dropout | Scale | LogitsBias | SoftCap, s: Sizes) -> Both:
+    """What is done to each element; a cap of logits goes with the loss, which knows how wide they are."""
+    match layer:
+        case SoftCap():
+            return Both()
+        case LogitsBias():
+            return Both(Work(passes=(2 * s.rows * layer.bias.data.size * s.item,)))
         case Dropout():
             drawn = s.shard * s.hidden * bool(layer.rate)
             once = Work(passes=(2 * drawn * s.item,), exps=drawn)
-            return Both(once, once)
-        case Scale():
+        case _:
             once = Work(passes=(2 * s.shard * s.hidden * s.item,))
-            return Both(once, once)
-        case SoftCap():
-            return Both()  # with the loss, which knows how wide logits are
-    inside = sum_of(work_of(child, s, of) for child in layer.children().values())
-    return inside + _joins(layer, s)
+    return Both(once, once)
 
 
 def sum_of(parts: Iterable[Both]) -> Both:
@@ -244,7 +280,8 @@ def _linear(layer: ColumnParallelLinear | RowParallelLinear, s: Sizes) -> Both:
     return Both(
         Work(((s.rows, n, k, 1),), (2 * bias,)),
         Work(((s.rows, k, n, 1),)),
-        Work(((n, k, s.rows, 1),), (bias, 3 * n * k * s.wide)),
+        Work(((n, k, s.rows, 1),), (bias,)),
+        Work(passes=(3 * n * k * s.wide,)),
     )
 
 
@@ -286,13 +323,14 @@ def down_work(layer: Experts, s: Sizes) -> Work:
 
 def _experts(layer: Experts, s: Sizes) -> Both:
     """Each own expert has as many rows."""
-    (_, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
+    (own, columns, h), f = layer.gate_up.shape, layer.down.shape[2]
     rows, each = _rows_of_experts(layer, s)
     times, row = rows / each, rows * s.item
     return Both(
         Work(((each, columns, h, times), (each, h, f, times)), ((columns + f) * row, 5 * h * row), rows * f),
         Work(((each, f, h, times), (each, h, columns, times)), ((2 * columns + f) * row, 9 * h * row), rows * f),
         down_work(layer, s) + Work(((columns, h, each, times),)),
+        Work(passes=(3 * own * columns * h * s.wide, 3 * own * h * f * s.wide)),
     )
 
 
@@ -316,10 +354,22 @@ def _heads(layer: AttentionHeads, s: Sizes, of: Sequences) -> Both:
     turned = 2 * s.rows * (a + g) * d * s.item if layer.rotary else 0
     exchanged = 2 * s.rows * (2 * a + 2 * g) * d * s.item if isinstance(layer.keys, HeadsKeys) else 0
     whole = [Scores(of.length, d, heads * area, heads * tiles, (tall, wide), turn) for turn in (False, True)]
+    added = 3 * round(heads * area) * s.item if layer.bias else 0  # a number for each score
     return Both(
-        Work(passes=(turned, exchanged), scores=(whole[0],)),
-        Work(passes=(turned, exchanged, 2 * s.rows * a * d * s.item), scores=(whole[1],)),
+        Work(passes=(turned, exchanged, added), scores=(whole[0],)),
+        Work(passes=(turned, exchanged, added, 2 * s.rows * a * d * s.item), scores=(whole[1],)),
     )
+
+
+def _cross_heads(layer: CrossHeads, s: Sizes, of: Sequences) -> Both:
+    """Every query over a whole source; q, k, v and their gradients are laid head by head, and back."""
+    a, d = layer.heads.query.size, layer.head_dim
+    area, tiles = tiles_of(EVERYTHING, of)
+    heads, tall = a * (s.whole // of.length), min(of.tile[0], of.length)
+    wide = max(1, round(area / max(tiles, 1) / tall))
+    laid = 2 * 3 * s.rows * a * d * s.item
+    whole = [Scores(of.length, d, heads * area, heads * tiles, (tall, wide), turn) for turn in (False, True)]
+    return Both(Work(passes=(laid,), scores=(whole[0],)), Work(passes=(laid,), scores=(whole[1],)))
 
 
 def tiles_of(sight: Sight, of: Sequences) -> tuple[int, int]:

@@ -53,7 +53,7 @@ class PairTask(Task):
         self.valid = None if data.valid is None else read_pairs(data.valid)
         self.tokenizer = tokenizer_of(config)
         base = base_config(config, self.tokenizer)
-        self.model_config = dataclasses.replace(base, dropouts=_dropouts(base.dropouts, config.model.dropout))
+        self.model_config = dataclasses.replace(base, dropouts=pair_dropouts(base.dropouts, config.model.dropout))
         if base.max_positions and data.seq_len > base.max_positions:
             raise ConfigError(
                 f"data.seq_len={data.seq_len} exceeds the model's {base.max_positions} positions; lower it"
@@ -181,7 +181,7 @@ def _joined(texts: Iterable[Sequence[int]]) -> np.ndarray:
     return np.concatenate([np.asarray(ids, np.int64) for ids in texts])
 
 
-def _dropouts(model: PairDropouts, section: DropoutSection) -> PairDropouts:
+def pair_dropouts(model: PairDropouts, section: DropoutSection) -> PairDropouts:
     """The model's rates, replaced where the run file names one; that of the MLPs' inner columns goes with `resid`."""
     given = {"embedding": section.embd, "attention": section.attn, "residual": section.resid, "inner": section.resid}
     return dataclasses.replace(model, **{name: rate for name, rate in given.items() if rate is not None})

@@ -131,12 +131,12 @@ def _compared(args: argparse.Namespace, group: Group, device: Device) -> tuple[R
     from mpitp.verify.run import Settings, finite_differences, verify
     from mpitp.verify.source import available_bytes, check_memory, source_of
 
-    source, make_batches = source_of(_source_arguments(args))
+    source, make_batches = source_of(_source_arguments(args), group)
     site = source.site(group, device)
     if source.invariant_blocks:  # it may be the run file that asks for it
         limit_blas_threads(1)
     if group.rank == 0:
-        tell(source.model.config.notices)
+        tell([*source.notices, *source.model.config.notices])
     batches, tolerance = make_batches(), _tolerance(args, source)
     samples = 1 + max(run.sample for batch in batches for run in batch.rows.runs)
     weights = site.mesh.weights("tp")
@@ -181,6 +181,7 @@ def _run_types(args: argparse.Namespace) -> int:
 
     ranks = 2 if args.ranks is None else args.ranks
     source, _ = source_of(_source_arguments(args), ranks)
+    tell(source.notices)
     rows = check_types(source, source.sizes(ranks))
     print(json.dumps(as_dict(rows, ranks)) if args.json else as_text(rows, ranks))
     return 0

@@ -19,6 +19,7 @@ from mpitp.checkpoint.encoder_decoder import EncoderDecoderSource, load_encoder_
 from mpitp.checkpoint.encoder_source import EncoderSource, load_other_config
 from mpitp.checkpoint.hf_directory import read_config
 from mpitp.checkpoint.load import ModelSource, load_config, model_facts
+from mpitp.checkpoint.together import on_first_rank
 from mpitp.comm.agreement import Facts
 from mpitp.comm.environment import launch_claim
 from mpitp.comm.group import Group
@@ -32,6 +33,7 @@ from mpitp.models.encoder_config import CLASSIFICATION, FEATURES
 from mpitp.models.kinds import is_encoder_decoder
 from mpitp.models.layered import LayeredModel
 from mpitp.optim.adamw import AdamW, AdamWSettings
+from mpitp.plan.auto import settled
 from mpitp.run_file import load_run_config
 from mpitp.train.deal import ALONE
 from mpitp.train.encoder_task import EncoderTask
@@ -61,13 +63,15 @@ CLASSES_OF_A_NEW_HEAD = 5  # on three ranks 2, 2 and 1
 class Source:
     """A model that can be made on any site, fresh ones shaken; the others say what the site to make it on is like.
 
-    `run`: the run file whose mesh, schedule and optimizer make the layout; None: all ranks lie along tp.
+    `run`: the run file whose mesh, schedule and optimizer make the layout; None: all ranks lie along tp. `notices`: on
+    how that was found.
     """
 
     model: AnySource
     dtype: str
     invariant_blocks: int = 0
     run: RunConfig | None = None
+    notices: tuple[str, ...] = ()
 
     def make(self, site: Site) -> LayeredModel:
         """The model on `site`; on one rank the plain one."""
@@ -126,13 +130,14 @@ class Source:
         return sum(sizes.values()) + ((num_layers or len(self.model.chosen_blocks)) - 1) * block
 
 
-def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, Callable[[], list[Batch]]]:
+def source_of(args: SourceArguments, job: Group | int = 1) -> tuple[Source, Callable[[], list[Batch]]]:
     """The model that the arguments ask for, and what makes the microbatches of a step: as many as its layout needs to
-    keep every rank busy. `ranks`: of a job that isn't started (None: this one's).
+    keep every rank busy. `job`: its ranks, or how many there are in one that isn't started.
     """
-    run = None
+    run: RunConfig | None = None
+    notices: tuple[str, ...] = ()
     if args.run_file is not None:
-        run = load_run_config(args.run_file, args.overrides, ranks=ranks or launch_claim(os.environ).size)
+        run, notices = _laid_out(args, job)
         model, make_batches = _of_run(run)
         invariant, blocks = args.invariant or run.train.invariant, args.invariant_blocks or run.train.invariant_blocks
     else:
@@ -146,7 +151,17 @@ def source_of(args: SourceArguments, ranks: int | None = None) -> tuple[Source, 
         kind = "an encoder" if isinstance(model, EncoderSource) else "an encoder with a decoder"
         raise UsageError(f"--layers takes blocks of a model that continues text; {kind} is checked whole")
     chosen = choose_blocks(invariant, blocks, model.config.heads)
-    return Source(model, args.dtype, chosen, run), make_batches
+    return Source(model, args.dtype, chosen, run, notices), make_batches
+
+
+def _laid_out(args: SourceArguments, job: Group | int) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run of a run file, with the layout that training would find; that is the first rank's to find."""
+    assert args.run_file is not None
+    ranks = job if isinstance(job, int) else job.size
+    run = load_run_config(args.run_file, args.overrides, ranks=ranks)
+    if isinstance(job, int) or run.mesh.plan == "given":
+        return settled(run, ranks)
+    return on_first_rank(job, lambda: settled(run, ranks))
 
 
 def _of_run(run: RunConfig) -> tuple[AnySource, Callable[[], list[Batch]]]:

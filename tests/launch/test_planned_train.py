@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mpitp.cli import main
 from mpitp.config import run_config_from
 from mpitp.errors import ConfigError
 from mpitp.launch import planned_train
@@ -58,6 +59,31 @@ def test_found_told_kept_and_searched_again(run_file: Path, capsys: pytest.Captu
     assert command_on_threads(2, "train", str(run_file), *again, "train.steps=7") == [0, 0]
     assert "doesn't tell the layout of the run so far (it has tp): it is searched again" in said(capsys)
     assert len(losses(directory)) == 7
+
+
+def test_others_that_read_the_run_file_take_its_layout(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What training has found; before that, what it would find; without a machine, that it isn't known."""
+    verify = ("verify", "--config", str(run_file), "--json")
+    assert command_on_threads(3, *verify) == [0, 0, 0]
+    found = capsys.readouterr()
+    assert json.loads(found.out)["ranks"] == 3
+    assert found.err.count("on 3 ranks of 10 Gbit/s Ethernet") == 1
+    unknown = 'mesh.plan = "auto": training finds the layout when it starts'
+    for words in (["verify", "--types", "--config", str(run_file)], ["plan", "memory", str(run_file)]):
+        assert main([*words, "--ranks", "3"]) == 0
+        assert "on 3 ranks of 10 Gbit/s Ethernet" in said(capsys)
+        text = run_file.read_text()
+        run_file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("machine")))
+        assert main([*words, "--ranks", "3"]) == 0
+        assert said(capsys).count(unknown) == 1
+        run_file.write_text(text)
+    assert command_on_threads(3, "train", str(run_file)) == [0, 0, 0]
+    capsys.readouterr()
+    for words in (["plan", "memory"], ["plan", "graph", "--config"]):
+        assert main([*words, str(run_file), "--ranks", "3"]) == 0
+        assert "goes on in the layout of the run so far" in said(capsys)
+    assert command_on_threads(3, *verify) == [0, 0, 0]
+    assert said(capsys).count("goes on in the layout of the run so far") == 1
 
 
 def test_measured_where_no_machine_is_named(

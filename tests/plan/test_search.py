@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpitp.config import RunConfig
@@ -60,6 +62,40 @@ def test_no_layout_is_below_the_bounds_of_its_group(kind: str, ranks: int, chang
             assert group.seconds <= one.seconds and group.num_bytes <= one.num_bytes
             assert one.num_bytes <= cost.memory.total
             assert one.seconds == pytest.approx(cost.seconds, rel=0.2)  # stages of a tiny model are uneven
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_of_bytes_hold_in_random_layouts(seed: int) -> None:
+    """Of models whose heads, columns and words don't come out even over tp, so that no rank has most of everything."""
+    rng = np.random.default_rng(seed)
+    kv_heads, in_group, blocks = (int(rng.integers(1, most)) for most in (5, 7, 5))
+    config = _uneven(["llama", "moe"][seed % 2], kv_heads * in_group, kv_heads, blocks + 1, rng.integers(20, 400, 2))
+    problem = problem_of(config)
+    for ranks in {int(n) for n in rng.integers(2, 13, 3)}:
+        groups = list(_groups(problem, ranks, lambda layout: True))
+        for number in rng.integers(0, max(len(groups), 1), min(8, len(groups))):
+            estimates = list(estimates_of(problem, groups[number].without_zero))
+            for place in rng.integers(0, len(estimates), 3):
+                _check_bounds(problem, groups[number], estimates[place])
+
+
+def test_bounds_of_bytes_hold_where_two_ranks_have_most_of_something() -> None:
+    """15 heads in 3 groups over 4 ranks: the first rank has most columns and words, the second most KV heads."""
+    problem = problem_of(_uneven("llama", 15, 3, 2, (133, 301)))
+    for group in _groups(problem, 4, lambda layout: layout.tp == 4):
+        for estimate in estimates_of(problem, group.without_zero):
+            _check_bounds(problem, group, estimate)
+
+
+def _uneven(kind: str, heads: int, kv_heads: int, blocks: int, widths: Sequence[int]) -> RunConfig:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_hidden_layers": blocks}
+    sizes |= {"intermediate_size": int(widths[0]), "vocab_size": int(widths[1])}
+    return run_of(kind, {f"model.{key}": value for key, value in sizes.items()} | {"train.global_batch_size": 12})
+
+
+def _check_bounds(problem: Problem, group: Estimate, one: Estimate) -> None:
+    exact = cost_of(problem.anatomy, problem.step, one.layout).memory.total
+    assert group.num_bytes <= one.num_bytes <= exact, one.layout
 
 
 def test_what_is_told_fits_and_is_in_order() -> None:

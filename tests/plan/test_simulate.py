@@ -80,6 +80,54 @@ def test_the_slowest_rank_of_all_replicas_sets_the_pace() -> None:
     assert min(waits) == 0.0 and max(waits) == pytest.approx(0.5 * slow.seconds, rel=0.1)
 
 
+MIXTURES = [Layout(ep=5), Layout(ep=2, dp=3), Layout(ep=2, pp=2, tp=2), Layout(ep=3, cp=2, zero=1)]
+UNEVEN = [Layout(ep=5, dp=2), Layout(dp=5, zero=3), Layout(dp=5, zero=2)]
+
+
+@pytest.mark.parametrize("layout", MIXTURES, ids=str)
+def test_exchanges_of_rows_take_their_cost_where_nobody_shares_a_link(layout: Layout) -> None:
+    """Microbatches that all ranks have as many of."""
+    steps = StepSimulator(anatomy_of(run_of("moe", {}), on_nodes(16)), Step(60), replace(layout, micro=2))
+    cost = cost_of(steps.anatomy, Step(60), steps.layout)
+    found = steps.run()
+    assert found.seconds == pytest.approx(cost.seconds, rel=2e-3)
+    told = found.mean_spent()["transfer", "exchange over ep"]
+    assert told == pytest.approx(cost.parts["exchange over ep"], rel=1e-6 if layout.pp == 1 else 0.3)
+
+
+@pytest.mark.parametrize("layout", [*MIXTURES, *UNEVEN], ids=str)
+@pytest.mark.parametrize("per_node", [2, 4])
+def test_folded_ranks_of_a_mixture_do_what_all_ranks_do(layout: Layout, per_node: int) -> None:
+    """Those with fewer microbatches go along in the others' exchanges, and nobody waits for ever."""
+    steps = simulator(layout, per_node, "moe" if layout.ep > 1 else "llama")
+    for troubles in TROUBLES[:2]:
+        folded, whole = steps.run(troubles), steps.run(troubles, fold=False)
+        of = folded.classes.of
+        assert [folded.outcome.stop[of[rank]] for rank in range(layout.ranks)] == pytest.approx(whole.outcome.stop)
+        assert whole.seconds < float("inf") and not whole.outcome.stuck
+
+
+def test_exchanges_of_a_node_share_its_links() -> None:
+    """Two groups of ep on two nodes of two ranks each: with one link they take turns, as the machine's own seconds say;
+    with two links neither waits for the other.
+    """
+    found = on_nodes(2)
+    wide = found.between_nodes
+    assert wide is not None
+
+    def on(links: int) -> StepSimulator:
+        machine = replace(found, between_nodes=replace(wide, links=links, overlap=0.0))
+        return StepSimulator(anatomy_of(run_of("moe", {}), machine), Step(24), Layout(ep=2, tp=2, micro=2))
+
+    spent = {}
+    for links in (1, 2):
+        steps = on(links)
+        cost = cost_of(steps.anatomy, Step(24), steps.layout)
+        spent[links] = steps.run().mean_spent()["transfer", "exchange over ep"]
+        assert spent[links] == pytest.approx(cost.parts["exchange over ep"], rel=1e-6)
+    assert spent[1] > 1.1 * spent[2]
+
+
 def engine(places: Places, work: list[object], groups: dict[str, tuple[str, ...]], capacity: int = 1) -> Simulation:
     classes = classes_of(places, work, list(groups.values()), fold=False)  # type: ignore[arg-type]
     return Simulation(places, classes, groups, capacity, keeps_stays=True)

@@ -83,13 +83,33 @@ def test_weak_scaling_is_drawn(run_file: Path, tmp_path: Path, capsys: pytest.Ca
         (["--notice-seconds", "-1"], "from 0 up"),
         (["--set", "mesh.tp=3"], "the job has 32"),
         (["--machine", "/nowhere.toml"], "can't read the machine file"),
-        ([*EXPERTS, "--set=mesh.ep=2", "--set=mesh.dp=4"], "mesh.ep is more than 1"),
+        (["--set=mesh.ep=2", "--set=mesh.dp=4"], "but a model of type 'llama' has none"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
 def test_mistakes_are_told(words: list[str], told: str, run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(run_file, *words) in (2, 3)
     assert told in capsys.readouterr().err
+
+
+def test_experts_over_ep(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows on their way to other ranks' experts and home, on links that a node's ranks share."""
+    words = [*EXPERTS, "--set=mesh.ep=2", "--set=mesh.dp=4"]
+    assert simulate(run_file, *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["layout"].startswith("tp=2 pp=2 dp=4 ep=2")
+    assert told["mean_seconds"]["transfer exchange over ep"] > 0
+    assert told["mean_seconds"]["transfer sums over replicas of experts"] > 0
+
+
+def test_the_layout_is_the_one_that_training_would_find(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """plan = "auto": the best of a search on the same machine, and not the run file's axes."""
+    assert main(["plan", str(run_file), "--ranks", "32", "--machine", str(MACHINE), "--best", "1", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]["layout"]
+    assert simulate(run_file, "--set", "mesh.plan=auto", "--json") == 0
+    found = capsys.readouterr()
+    assert f"dp={best['dp']}" in json.loads(found.out)["layout"] or best["dp"] == 1
+    assert "are not used: mesh.plan" in found.err and "on 32 ranks of" in found.err
 
 
 def test_unequal_shares_are_none_of_a_plan_s(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mpitp.layers.layer import BACKWARD, FORWARD
 from mpitp.plan.anatomy import Held
 from mpitp.plan.auto import with_layout
-from mpitp.plan.cost import Step, _spans, cost_of
+from mpitp.plan.cost import Step, cost_of, spans_of_replicas
 from mpitp.plan.layout import Layout
 from mpitp.plan.machine_file import Machine
 from mpitp.plan.run_file_edit import edit_run_file
@@ -73,9 +73,9 @@ def test_what_rows_travel_behind() -> None:
 
 
 def test_experts_are_summed_over_the_ranks_that_have_the_same_ones() -> None:
-    assert _spans(Layout(dp=2, tp=2, ep=2), 4) == [Span(2, 2), Span(1, 2)]
-    assert _spans(Layout(dp=2, cp=2, ep=2), 2) == [Span(2, 4), Span(2, 2)]
-    assert _spans(Layout(dp=4), 2) == [Span(2, 2)]
+    assert spans_of_replicas(Layout(dp=2, tp=2, ep=2), 4) == [Span(2, 2), Span(1, 2)]
+    assert spans_of_replicas(Layout(dp=2, cp=2, ep=2), 2) == [Span(2, 4), Span(2, 2)]
+    assert spans_of_replicas(Layout(dp=4), 2) == [Span(2, 2)]
     on, config = overlapping(0.0), run_of("moe", {})
     anatomy = anatomy_of(config, on)
     table = anatomy.weights(1, 0, 4, 4)
