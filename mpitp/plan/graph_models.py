@@ -26,6 +26,7 @@ from mpitp.models.encoder_decoders import encoder_decoder_config_from_hf, recomp
 from mpitp.models.encoders import encoder_config_from_hf
 from mpitp.models.layered import LayeredModel
 from mpitp.models.vision_config import VisionConfig
+from mpitp.plan.planned_models import refuse_cut_sources
 from mpitp.train.encoder_task import with_dropouts
 from mpitp.train.image_task import base_config
 from mpitp.train.kinds import ENCODER_TASKS
@@ -89,6 +90,7 @@ def source_of(config: RunConfig, model: AnyConfig) -> GraphSource:
         return run_source(config, model)
     directory = None if config.model.from_ is None else Path(config.model.from_)
     given = directory, config.train.seed, config.train.recompute
+    refuse_cut_sources(model, config.mesh.cp)
     if isinstance(model, EncoderDecoderConfig):
         return EncoderDecoderSource(model, *given, cutting=run_cutting(config))
     assert isinstance(model, EncoderConfig | VisionConfig), f"no model of a {type(model).__name__}"

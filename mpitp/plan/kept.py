@@ -149,13 +149,8 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return s.rows * INDEX_BYTES
         case TypeEmbedding():
             return s.shard * INDEX_BYTES
-        case ToDecoder():
-            return memory_bytes(s)
-        case CrossAttention():
-            return _cross(layer, s)
-        case CrossHeads():
-            heads, width = layer.heads.query.size, layer.heads.query.size * layer.head_dim
-            return s.rows * (width * s.item + heads * s.wide) + s.whole * 2 * width * s.item
+        case ToDecoder() | CrossAttention() | CrossHeads():
+            return _crossing(layer, s)
         case PatchEmbedding():
             return (s.rows - s.texts) * (layer.weight.data[0].size * s.item + INDEX_BYTES)
         case LayerScale():
@@ -166,15 +161,10 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return kept_of(layer.dense, s) + s.rows * layer.dense.product.shape[0] * s.item
         case PositionEmbedding():
             return s.shard * INDEX_BYTES
-        case LayerNorm() | RMSNorm():
-            return s.shard * (s.hidden * s.item + s.wide * (2 if isinstance(layer, LayerNorm) else 1))
+        case LayerNorm() | RMSNorm() | HeadNorms() | JointNorms():
+            return _norm(layer, s)
         case ColumnParallelLinear() | RowParallelLinear():
             return s.rows * layer.product.shape[1] * s.item
-        case HeadNorms():
-            heads = layer.heads.query.size + len(layer.heads.kv)
-            return s.rows * ((heads + len(layer.heads.kv)) * layer.q_weight.data.shape[0] * s.item + heads * s.wide)
-        case JointNorms():
-            return s.rows * (layer.values.stop * s.item + 2 * s.wide)
         case AttentionHeads():
             return _heads(layer, s)
         case Router():
@@ -258,8 +248,27 @@ def _heads(layer: AttentionHeads, s: Sizes) -> int:
     return own + exchanged + 2 * INDEX_BYTES * s.whole
 
 
-def _cross(layer: CrossAttention, s: Sizes) -> int:
-    """With sequence parallelism each block has gathered a memory of its own; k and v are of whole sources."""
+def _norm(layer: LayerNorm | RMSNorm | HeadNorms | JointNorms, s: Sizes) -> int:
+    """What is normed, and the statistics of each row, or of each head of it."""
+    match layer:
+        case HeadNorms():
+            heads = layer.heads.query.size + len(layer.heads.kv)
+            return s.rows * ((heads + len(layer.heads.kv)) * layer.q_weight.data.shape[0] * s.item + heads * s.wide)
+        case JointNorms():
+            return s.rows * (layer.values.stop * s.item + 2 * s.wide)
+    return s.shard * (s.hidden * s.item + s.wide * (2 if isinstance(layer, LayerNorm) else 1))
+
+
+def _crossing(layer: ToDecoder | CrossAttention | CrossHeads, s: Sizes) -> int:
+    """The memory is kept where it is made; with sequence parallelism each block has gathered one of its own. k and v
+    are of whole sources.
+    """
+    match layer:
+        case ToDecoder():
+            return memory_bytes(s)
+        case CrossHeads():
+            heads, width = layer.heads.query.size, layer.heads.query.size * layer.head_dim
+            return s.rows * (width * s.item + heads * s.wide) + s.whole * 2 * width * s.item
     gathered = kept_of(layer.kv, s) if s.is_gathered else 0
     order = 2 * INDEX_BYTES * s.whole if isinstance(layer.sources, WholeSources) else 0
     return kept_of(layer.q, s) + gathered + kept_of(layer.heads, s) + kept_of(layer.out, s) + order

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
+from mpitp.errors import ConfigError
 from mpitp.layers.crossing import OnSource
 from mpitp.layers.layer import Layer
 from mpitp.layers.partition import share_heads, share_of
@@ -21,6 +22,17 @@ from mpitp.models.stages import Units
 
 PlannedConfig = DecoderConfig | EncoderDecoderConfig
 PLANNED_TASKS = ("text", "translation")  # of a run file's task.kind
+
+
+def refuse_cut_sources(config: object, cp: int) -> None:
+    """Raise ConfigError for a model with an encoder and a decoder whose sequences are cut: no formula here knows the
+    keys and values of sources that are gathered along cp.
+    """
+    if isinstance(config, EncoderDecoderConfig) and cp > 1:
+        raise ConfigError(
+            f"plan doesn't know what mesh.cp={cp} sends for the sources of a model with an encoder and a decoder; "
+            "`plan memory` and `train` do. Leave mesh.cp out here"
+        )
 
 
 def whole_model(config: PlannedConfig, site: Site) -> LayeredModel:

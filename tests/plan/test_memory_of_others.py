@@ -13,7 +13,6 @@ from mpitp.cli import main
 from mpitp.config import RunConfig, run_config_from
 from mpitp.plan.memory_command import run_memory
 from tests.models.encoder_files import TINY_BERT
-from tests.parity.encoder_decoder_case import PAIRS
 from tests.plan.test_memory import measured
 from tests.train.kinds_case import data_of
 from tests.train.run_case import write_run_file
@@ -94,30 +93,20 @@ def test_formulas_are_what_a_run_holds(
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        (["graph", "--config"], "plan graph draws models of one stream of tokens.*plan memory takes this run file"),
-        (
-            ["simulate", "--machine", "examples/machines/ethernet_cpu.toml"],
-            "simulate knows .* trains another kind",
-        ),
-        (["search", "--machine", "examples/machines/ethernet_cpu.toml"], "'translation': set .mesh. yourself"),
+        ("simulate", "simulate knows models that continue or translate text.* 'image' trains another kind"),
+        ("search", "'image': set .mesh. yourself; plan memory tells"),
     ],
 )
 def test_other_questions_say_what_is_known(
-    question: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    question: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pairs.tsv").write_text("a\tb\n")
     tables = {
-        "model": T5,
-        "task": {"kind": "translation"},
-        "data": {"train": str(tmp_path / "pairs.tsv"), "tokenizer": "bytes", "seq_len": 8},
+        "model": VIT,
+        "task": {"kind": "image"},
+        "data": {"train": str(tmp_path / "none.npz")},
         "train": {"steps": 1, "run_dir": str(tmp_path / "run")},
     }
     path = str(write_run_file(tmp_path / "run.toml", tables))
-    words = [*question, path] if question[-1] == "--config" else [question[0], path, *question[1:]]
-    assert main(["plan", *words, "--ranks", "2"]) == 3
+    words = [question, path, "--machine", "examples/machines/ethernet_cpu.toml", "--ranks", "2"]
+    assert main(["plan", *words]) == 3
     assert re.search(said, capsys.readouterr().err, re.DOTALL)
-
-
-def test_the_graph_of_another_kind_of_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "graph", "--model", str(PAIRS / "t5"), "--ranks", "2"]) == 3
-    assert "it is an encoder with a decoder: mpitp generate, eval" in capsys.readouterr().err

@@ -99,3 +99,19 @@ def test_the_commands_take_run_files_of_pairs(
     assert main(["plan", "simulate", path, "--ranks", "4", *words]) == 0
     assert json.loads(capsys.readouterr().out)["layout"].startswith("tp=2 pp=2")
     assert main(["plan", path, "--ranks", "2", "--set", "task.kind=masked", *words]) == 3
+
+
+@pytest.mark.parametrize("question", ["graph", "simulate"])
+def test_sources_that_are_cut_are_refused(question: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    tables = {
+        "model": T5,
+        "task": {"kind": "translation"},
+        "data": {"train": str(tmp_path / "pairs.tsv"), "tokenizer": "bytes", "seq_len": 8},
+        "train": {"steps": 1, "run_dir": str(tmp_path / "run"), "global_batch_size": 2},
+        "mesh": {"cp": 2},
+    }
+    path = str(write_run_file(tmp_path / "run.toml", tables))
+    words = ["--config", path] if question == "graph" else [path, "--machine", str(MACHINE)]
+    assert main(["plan", question, *words, "--ranks", "2"]) == 3
+    assert "doesn't know what mesh.cp=2 sends for the sources" in capsys.readouterr().err
