@@ -22,6 +22,7 @@ from mpitp.infer.requests import SILENT, Request
 from mpitp.infer.sampling import Sampling
 from mpitp.infer.schedule import Limits
 from mpitp.layers.site import make_site
+from mpitp.models.activations import round_activations
 
 ROWS = 512  # of a step, as llama.cpp's batch
 
@@ -52,6 +53,7 @@ def main() -> int:
     settings = json.loads(sys.argv[1])
     group = join_ranks()
     model = load_model(settings["model"], make_site(group))
+    round_activations(model)
     executor = Executor(model, settings["places"] // BLOCK, group)
     if group.rank:
         executor.follow()

@@ -15,6 +15,8 @@ from mpitp.config.rules import AT_LEAST_1, NOT_EMPTY, RECOMPUTE, Rule, duration_
 from mpitp.config.run import SECTIONS, RunConfig, run_config_from
 from mpitp.config.section import Section, key, keys_of, make_section
 from mpitp.config.sections import (
+    ACTIVATIONS,
+    ACTIVATIONS_HELP,
     DTYPES,
     CheckpointSection,
     DataSection,
@@ -30,6 +32,8 @@ from mpitp.config.values import MOST_WHOLE, SHARED_AXES, Table
 
 __all__ = [
     "AT_LEAST_1",
+    "ACTIVATIONS",
+    "ACTIVATIONS_HELP",
     "DTYPES",
     "MOST_WHOLE",
     "NOT_EMPTY",

@@ -31,6 +31,11 @@ from mpitp.config.values import Shares, show
 from mpitp.errors import ConfigError
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+ACTIVATIONS = ("auto", "int8", "float")  # beside weights in 8 or 4 bits (models/activations.py)
+ACTIVATIONS_HELP = (
+    "beside weights in 8 or 4 bits: int8 rounds activations too, which is faster; default auto: int8 in float32 on a "
+    "CPU, but not with --invariant"
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from mpitp.config import DTYPES
+from mpitp.config import ACTIVATIONS, ACTIVATIONS_HELP, DTYPES
 from mpitp.errors import ConfigError, UsageError
 from mpitp.evaluate.held_out import KINDS, add_kinds
 from mpitp.evaluate.held_out import run as run_held_out
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ppl.add_argument("--stride", type=int, metavar="N", help="from window to window; default --seq-len")
     ppl.add_argument("--batch", type=int, default=4, metavar="B", help="windows at a time; default 4")
     ppl.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    ppl.add_argument("--activations", choices=ACTIVATIONS, default="auto", help=ACTIVATIONS_HELP)
     ppl.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     ppl.add_argument("--json", action="store_true", help="one JSON object")
     add_kinds(kinds, parser.formatter_class)
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.data.tokenizer import check_rows, load_tokenizer
     from mpitp.evaluate.perplexity import Windows, perplexity
     from mpitp.layers.site import make_site
+    from mpitp.models.activations import round_activations
     from mpitp.progress_bar import progress_bar
 
     if args.batch < 1:
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     ids = tokenizer.encode(decode_text(content, args.text))
     check_rows(tokenizer, [ids], config.vocab_size, args.model)
     model = load_model(args.model, make_site(group, dtype=args.dtype, device=device), config=config)
+    round_activations(model, args.activations)
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         update = None

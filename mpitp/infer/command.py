@@ -6,7 +6,7 @@ import argparse
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from mpitp.config import DTYPES
+from mpitp.config import ACTIVATIONS, ACTIVATIONS_HELP, DTYPES
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, UsageError
 from mpitp.infer import shares_option, speculate_options
@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a timeline of all ranks, print the ledger on stderr",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--activations", choices=ACTIVATIONS, default="auto", help=ACTIVATIONS_HELP)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     parser.add_argument("--invariant", action="store_true", help="the same bits at every rank count")
     parser.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.comm.agreement import agree, call_facts
     from mpitp.comm.start import start_job
     from mpitp.infer.sampling import Sampling
+    from mpitp.models.activations import refuse_rounding
     from mpitp.models.kinds import is_encoder_decoder
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -109,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if is_encoder_decoder(read_config(args.model)):
         from mpitp.infer.translate_command import run_pairs
 
+        refuse_rounding(args.activations)
         return run_pairs(args, prompts, sampling, group, device)
     _refuse_beams(args)
     return _run_decoder(args, prompts, sampling, group, device)
@@ -172,11 +175,14 @@ def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device:
     """The model, split over `world` as the arguments say."""
     from mpitp.checkpoint.load import load_model
     from mpitp.layers.site import choose_blocks, make_site
+    from mpitp.models.activations import round_activations
 
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
     site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
-    return load_model(args.model, site, config=config, in_place=True)
+    model = load_model(args.model, site, config=config, in_place=True)
+    round_activations(model, args.activations)
+    return model
 
 
 def _kernels(

@@ -62,7 +62,10 @@ def make_speculation(
     from mpitp.checkpoint.load import load_model
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.layers.site import make_site
+    from mpitp.models.activations import round_activations
 
     if not tokenizer.has_ids_of(load_tokenizer(directory)):
         raise ConfigError(f"{directory} can't draft for {args.model}: its tokenizer has other tokens")
-    return Speculation(args.speculate_tokens, load_model(directory, make_site(world, dtype=args.dtype, device=device)))
+    draft = load_model(directory, make_site(world, dtype=args.dtype, device=device))
+    round_activations(draft)
+    return Speculation(args.speculate_tokens, draft)

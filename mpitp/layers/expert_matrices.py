@@ -24,7 +24,7 @@ from mpitp.ops.grouped import (
     groupwise_grouped_forward,
     groupwise_grouped_input_grad,
 )
-from mpitp.ops.groupwise import Grouping
+from mpitp.ops.groupwise import Grouping, Multiply, groupwise_forward
 
 SCALES = "_scale"  # behind the name of matrices in groups: that of their scales
 
@@ -96,6 +96,7 @@ class GroupwiseMatrices(ExpertMatrices):
     scales: Param
     grouping: Grouping
     whole: Placement
+    multiply: Multiply = groupwise_forward
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -110,7 +111,8 @@ class GroupwiseMatrices(ExpertMatrices):
         return {name: self.codes, name + SCALES: self.scales}
 
     def forward(self, x: Array, experts: slice, counts: np.ndarray) -> Array:
-        return groupwise_grouped_forward(x, self.codes.data[experts], self.scales.data[experts], self.grouping, counts)
+        codes, scales = self.codes.data[experts], self.scales.data[experts]
+        return groupwise_grouped_forward(x, codes, scales, self.grouping, counts, self.multiply)
 
     def input_grad(self, dy: Array, experts: slice, counts: np.ndarray) -> Array:
         codes, scales = self.codes.data[experts], self.scales.data[experts]

@@ -26,19 +26,20 @@ from mpitp.layers.partition import Share
 from mpitp.layers.placement import Cut, Part, Placement
 from mpitp.layers.product import ALL, Block, Product
 from mpitp.layers.site import Site
-from mpitp.ops.groupwise import Grouping, groupwise_forward, groupwise_input_grad, widened
+from mpitp.ops.groupwise import Grouping, Multiply, groupwise_forward, groupwise_input_grad, widened
 
 SCALE = "weight_scale"  # the second parameter's name, beside "weight"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupwiseProduct(Product):
-    """W is made of codes and scales. `placement`: how W would be cut."""
+    """W is made of codes and scales. `whole`: how W would be cut; `multiply`: what makes y of x, codes and scales."""
 
     codes: Param
     scales: Param
     grouping: Grouping
     whole: Placement
+    multiply: Multiply = groupwise_forward
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,7 +51,7 @@ class GroupwiseProduct(Product):
         return self.whole
 
     def forward(self, x: Array, rows: slice = ALL, cols: slice = ALL, out: Array | None = None) -> Array:
-        return groupwise_forward(x, *self._block(rows, cols), self.grouping, out=out)
+        return self.multiply(x, *self._block(rows, cols), self.grouping, out=out)
 
     def input_grad(self, dy: Array, rows: slice = ALL, cols: slice = ALL, out: Array | None = None) -> Array:
         return groupwise_input_grad(dy, *self._block(rows, cols), self.grouping, out=out)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.arrays import Array, array_module
-from mpitp.ops.groupwise import Grouping, groupwise_forward, groupwise_input_grad
+from mpitp.ops.groupwise import Grouping, Multiply, groupwise_forward, groupwise_input_grad
 from mpitp.ops.linear import linear_forward, linear_input_grad, linear_weight_grad
 
 
@@ -47,13 +47,20 @@ def grouped_weight_grad(dys: Sequence[Array], xs: Sequence[Array], counts: Seque
     return dw
 
 
-def groupwise_grouped_forward(x: Array, codes: Array, scales: Array, grouping: Grouping, counts: np.ndarray) -> Array:
+def groupwise_grouped_forward(
+    x: Array,
+    codes: Array,
+    scales: Array,
+    grouping: Grouping,
+    counts: np.ndarray,
+    multiply: Multiply = groupwise_forward,
+) -> Array:
     """As `grouped_forward`, of w in 8 or 4 bits: codes [e, n, k * bits / 8], scales [e, n, k/g] (twice as
-    wide with least values).
+    wide with least values), by `multiply`.
     """
     y = array_module(x).empty((len(x), scales.shape[1]), x.dtype)
     for i, rows in _groups(counts):
-        groupwise_forward(x[rows], codes[i], scales[i], grouping, out=y[rows])
+        multiply(x[rows], codes[i], scales[i], grouping, out=y[rows])
     return y
 
 

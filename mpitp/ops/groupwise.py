@@ -19,6 +19,7 @@ sum. A product reads the codes, widens them and multiplies floats; nothing is ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ WIDENED_BYTES = 256 * 1024  # of rows that are widened at a time: the second-lev
 COMPILED_BYTES = 4 * 2**20  # the same where that is compiled: then BLAS's larger products count for more
 COMPILED_ROWS = 32  # of x up to here the compiled kernels are faster than widened weights and BLAS
 MOST_SCALE = 65504.0  # float16
+Multiply = Callable[..., Array]  # (x, codes, scales, grouping, out=...) to y, as `groupwise_forward`
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +127,25 @@ def packed(codes: np.ndarray) -> np.ndarray:
 
 def widened(codes: Array, scales: Array, grouping: Grouping) -> Array:
     """w [n, k] as float32 of codes and scales; the plain expression of everything here."""
-    xp = array_module(codes)
     n, groups = len(scales), grouping.groups_in(scales)
-    if grouping.bits == 8:
-        whole = codes.reshape(n, groups, grouping.size).astype(np.float32)
-    else:
-        pairs = codes.reshape(n, groups, grouping.size // 2)
-        whole = xp.concatenate([pairs & 15, pairs >> 4], axis=2).astype(np.float32)
-        if not grouping.has_least:
-            whole -= 8
+    whole = whole_numbers(codes, groups, grouping)
     of_groups = scales.astype(np.float32).reshape(n, groups, grouping.group_floats)
     whole *= of_groups[..., :1]
     if grouping.has_least:
         whole += of_groups[..., 1:]
     return whole.reshape(n, groups * grouping.size)
+
+
+def whole_numbers(codes: Array, groups: int, grouping: Grouping) -> Array:
+    """[n, k/g, g] as float32: what scales are multiplied by."""
+    xp, n = array_module(codes), len(codes)
+    if grouping.bits == 8:
+        return codes.reshape(n, groups, grouping.size).astype(np.float32)
+    pairs = codes.reshape(n, groups, grouping.size // 2)
+    whole = xp.concatenate([pairs & 15, pairs >> 4], axis=2).astype(np.float32)
+    if not grouping.has_least:
+        whole -= 8
+    return whole
 
 
 def groupwise_forward(x: Array, codes: Array, scales: Array, grouping: Grouping, out: Array | None = None) -> Array:

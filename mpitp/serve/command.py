@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpitp.config import ACTIVATIONS, ACTIVATIONS_HELP
 from mpitp.error_stream import ErrorStream, tell
 from mpitp.errors import FileError, LaunchError, MpitpError, RankKilled, UsageError
 from mpitp.files import os_failure, read_regular
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", required=True, type=path_option, metavar="DIR", help="Hugging Face directory")
     model.add_argument("--name", metavar="NAME", help="what clients call it (default: the directory's name)")
     model.add_argument("--dtype", choices=("float32", "float64", "bfloat16", "float16"), default="float32")
+    model.add_argument("--activations", choices=ACTIVATIONS, default="auto", help=ACTIVATIONS_HELP)
     model.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where arrays live")
     model.add_argument("--invariant", action="store_true", help="a text has the same bits in any company, on any ranks")
     model.add_argument("--invariant-blocks", type=int, default=0, metavar="B", help="how many blocks (0: chosen)")
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from mpitp.comm.start import start_job
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.infer.executor import Executor, row_by_row
+    from mpitp.models.activations import refuse_rounding
     from mpitp.models.encoders import ENCODER_TYPES
     from mpitp.models.ends import TOKENIZER, notices_of, with_ends
     from mpitp.serve.memory import cache_blocks
@@ -112,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if read_config(args.model).get("model_type") in ENCODER_TYPES:
         if args.speculate:
             raise UsageError("an encoder writes no texts; leave out --speculate")
+        refuse_rounding(args.activations)
         _serve_vectors(args, world, device, tokenizer, keys, listening)
         return 0
     config = with_ends(load_config(args.model), TOKENIZER, tokenizer.eos_ids)
@@ -214,11 +218,14 @@ def read_keys(path: str | None, environ: Mapping[str, str]) -> list[bytes]:
 def _load(args: argparse.Namespace, config: DecoderConfig, world: Group, device: Any) -> CausalLM:
     from mpitp.checkpoint.load import load_model
     from mpitp.layers.site import choose_blocks, make_site
+    from mpitp.models.activations import round_activations
 
     blocks = choose_blocks(args.invariant, args.invariant_blocks, config.heads)
     mesh = shares_option.mesh_of(args, world, device, config.hidden_size)
     site = make_site(mesh, dtype=args.dtype, device=device, invariant_blocks=blocks)
-    return load_model(args.model, site, config=config)
+    model = load_model(args.model, site, config=config)
+    round_activations(model, args.activations)
+    return model
 
 
 def _engine(args: argparse.Namespace, executor: Executor, speculation: Speculation | None) -> Engine:

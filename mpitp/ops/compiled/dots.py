@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from mpitp.backend.accelerator import compiled
@@ -26,11 +26,19 @@ from mpitp.backend.arrays import LINE_BYTES, Array
 
 Value = Any
 
-IS_WIDE = llvm.get_host_cpu_features().get("avx512f", False)  # 32 registers of 64 bytes; else 16 of 32, as a rule
+
+def processor_has(*features: str) -> bool:
+    """Whether code may use all of these, by LLVM's names: those that Numba compiles for (NUMBA_CPU_FEATURES)."""
+    told = config.CPU_FEATURES
+    found = llvm.get_host_cpu_features() if told is None else {word[1:]: word[0] == "+" for word in told.split(",")}
+    return all(found.get(feature, False) for feature in features)
+
+
+IS_WIDE = processor_has("avx512f")  # 32 registers of 64 bytes; else 16 of 32, as a rule
 VECTOR_BYTES = 64 if IS_WIDE else 32
 OF_W, OF_X = (4, 4) if IS_WIDE else (2, 4)
 WORD, BYTE = ir.IntType(32), ir.IntType(8)
-READ, SECOND_LEVEL_CACHE, DATA = 0, 2, 1  # the operands of llvm.prefetch
+READ, FIRST_LEVEL_CACHE, SECOND_LEVEL_CACHE, DATA = 0, 3, 2, 1  # the operands of llvm.prefetch
 
 
 def lanes_of(itemsize: int) -> int:
@@ -118,17 +126,17 @@ def added_up(builder: Value, vectors: Sequence[Value]) -> Value:
     while width > (4 if len(vectors) > 1 else 1):
         width //= 2
         vectors = [
-            builder.fadd(*(_shuffled(builder, v, v, range(first, first + width)) for first in (0, width)))
+            builder.fadd(*(shuffled(builder, v, v, range(first, first + width)) for first in (0, width)))
             for v in vectors
         ]
     if len(vectors) == 1:
         return vectors[0]
     pairs = [
-        builder.fadd(_shuffled(builder, a, b, [0, 1, 4, 5]), _shuffled(builder, a, b, [2, 3, 6, 7]))
+        builder.fadd(shuffled(builder, a, b, [0, 1, 4, 5]), shuffled(builder, a, b, [2, 3, 6, 7]))
         for a, b in zip(vectors[::2], vectors[1::2], strict=True)
     ]
     even, odd = range(0, 2 * len(vectors), 2), range(1, 2 * len(vectors), 2)
-    return builder.fadd(*(_shuffled(builder, pairs[0], pairs[-1], places) for places in (even, odd)))
+    return builder.fadd(*(shuffled(builder, pairs[0], pairs[-1], places) for places in (even, odd)))
 
 
 def splat(builder: Value, scalar: Value, lanes: int) -> Value:
@@ -138,7 +146,8 @@ def splat(builder: Value, scalar: Value, lanes: int) -> Value:
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(WORD, lanes), [0] * lanes))
 
 
-def _shuffled(builder: Value, a: Value, b: Value, places: Sequence[int]) -> Value:
+def shuffled(builder: Value, a: Value, b: Value, places: Sequence[int]) -> Value:
+    """A vector of the elements at these places of a and, from a's length on, of b."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(WORD, len(places)), list(places)))
 
 
@@ -160,13 +169,13 @@ def fused(builder: Value, vector: Any) -> Value:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
 
 
-def ask_for(builder: Value, pointer: Value) -> None:
-    """Have the cache line at a pointer brought to the second-level cache; beyond all arrays nothing happens."""
+def ask_for(builder: Value, pointer: Value, cache: int = SECOND_LEVEL_CACHE) -> None:
+    """Have the cache line at a pointer brought to a cache; beyond all arrays nothing happens."""
     address, number = BYTE.as_pointer(), WORD
     instruction = builder.module.declare_intrinsic(
         "llvm.prefetch", [address], ir.FunctionType(ir.VoidType(), [address, number, number, number])
     )
-    level = [number(READ), number(SECOND_LEVEL_CACHE), number(DATA)]
+    level = [number(READ), number(cache), number(DATA)]
     builder.call(instruction, [builder.bitcast(pointer, address), *level])
 
 
