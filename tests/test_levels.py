@@ -26,7 +26,8 @@ LEVELS = {
     "models": 4,
     **dict.fromkeys(["optim", "data", "checkpoint", "pipeline", "trace"], 5),
     **dict.fromkeys(["train", "infer", "step", "doctor", "convert"], 6),
-    **dict.fromkeys(["verify", "plan", "serve", "evaluate"], 7),  # these run other programs' steps
+    **dict.fromkeys(["plan", "serve", "evaluate"], 7),  # these run other programs' steps
+    "verify": 8,  # checks the layouts that are planned too
     "bench": 8,  # measures the server too
     "launch": 9,
     "cli": 10,
