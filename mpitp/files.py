@@ -21,7 +21,7 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -321,10 +321,15 @@ def replace_file(target: Path, content: str) -> None:
 
     Who may read it stays as it was.
     """
+    replace_by(target, lambda staging: write_file(staging, content))
+
+
+def replace_by(target: Path, write: Callable[[Path], None]) -> None:
+    """The same of a file that `write` makes under the name it is given."""
     place = _behind_links(target)
-    staging = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.partial")
+    staging = place.with_name(f".{place.name[:200]}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        write_file(staging, content)
+        write(staging)
         if place.exists():
             shutil.copymode(place, staging)
         staging.rename(place)

@@ -38,12 +38,14 @@ def sentences(count: int) -> list[str]:
 def run_here(model: str, texts: list[str], rounds: int, clock: str) -> tuple[list[float], np.ndarray]:
     """Seconds of each round, and the vectors."""
     sys.path.insert(0, str(ROOT))
+    from mpitp.backend.malloc import keep_blocks_in_heap
     from mpitp.checkpoint.encoder import load_trunk
     from mpitp.comm import SerialGroup
     from mpitp.data.tokenizer import load_tokenizer
     from mpitp.infer.embed import embed
     from mpitp.layers.site import make_site
 
+    keep_blocks_in_heap()  # as mpitp embed does
     encoder, tokenizer = load_trunk(model, make_site(SerialGroup())), load_tokenizer(model)
     seconds = []
     for _ in range(rounds):

@@ -86,7 +86,9 @@ class Files:
                 subprocess.run([*convert, *words, str(path)], check=True, stdout=subprocess.DEVNULL)
 
 
-def sides(files: Files, kind: str, cores: Sequence[int], python: str, stack: ExitStack) -> tuple[Side, Side]:
+def sides(
+    files: Files, kind: str, cores: Sequence[int], args: argparse.Namespace, stack: ExitStack
+) -> tuple[Side, Side]:
     """Ours and the peer's, of a kind of weights, on these cores."""
     told = {"model": str(files.ours[kind]), "texts": 16, "places": PLACES}
     words = [sys.executable, "-P", "-m", "mpitp.bench.engine_turns", json.dumps(told)]
@@ -96,7 +98,8 @@ def sides(files: Files, kind: str, cores: Sequence[int], python: str, stack: Exi
     ours = Side(words, cores)
     stack.callback(ours.end)
     settings = {"model": str(files.theirs[kind]), "threads": len(cores), "texts": 16, "places": PLACES}
-    theirs = Side([python, str(PEER), json.dumps(settings)], cores)
+    settings["repacked"] = not args.peer_plain
+    theirs = Side([args.peer_python, str(PEER), json.dumps(settings)], cores)
     stack.callback(theirs.end)
     return ours, theirs
 
@@ -125,7 +128,7 @@ def of_kind(args: argparse.Namespace, files: Files, kind: str) -> Iterator[str]:
     """Lines of one kind of weights."""
     cores = [int(core) for core in args.cores.split(",")]
     with ExitStack() as stack:
-        pair = sides(files, kind, cores[:1], args.peer_python, stack)
+        pair = sides(files, kind, cores[:1], args, stack)
         one = in_turn(pair, "seconds", 1, 32, 24, args.rounds)
         yield compared(f"{kind}, one core, one text, tokens/s", 1, one)
         many = in_turn(pair, "seconds", 16, 16, 9, args.rounds)
@@ -138,7 +141,7 @@ def of_kind(args: argparse.Namespace, files: Files, kind: str) -> Iterator[str]:
             yield compared(f"{kind}, one core, behind 2,000 tokens", 1, behind)
             yield f"{'  of the speed behind 32 tokens':<44}{one[0] / behind[0]:>9.2f}{one[1] / behind[1]:>12.2f}"
         if len(cores) > 1:
-            pair = sides(files, kind, cores[:2], args.peer_python, stack)
+            pair = sides(files, kind, cores[:2], args, stack)
             two = in_turn(pair, "seconds", 1, 32, 24, args.rounds)
             yield compared(f"{kind}, two cores, one text, tokens/s", 1, two)
 
@@ -148,6 +151,7 @@ def first_token(args: argparse.Namespace, files: Files, kind: str) -> str:
     cores = [int(args.cores.split(",")[0])]
     generate = ["generate", "--model", str(files.ours[kind]), "--prompt", WORDS, "--max-new-tokens", "1"]
     settings = {"model": str(files.theirs[kind]), "threads": 1, "texts": 1, "places": 256}
+    settings["repacked"] = not args.peer_plain
     least = [float("inf")] * 2
     for _ in range(args.rounds + 1):
         begun = time.perf_counter()
@@ -165,6 +169,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--peer-python", required=True, help="the Python that has llama-cpp-python")
+    parser.add_argument(
+        "--peer-plain",
+        action="store_true",
+        help="llama.cpp leaves weights as they are in the file; for processors whose AMX units its build takes for "
+        "usable and that aren't (it ends by an illegal instruction)",
+    )
     parser.add_argument("--work", type=Path, default=ROOT / ".cache" / "peers", help="where models are put")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--long", default="float32", help="the kind that is measured behind 2,000 tokens; none: none")

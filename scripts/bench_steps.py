@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from mpitp.backend.malloc import keep_blocks_in_heap  # noqa: E402
 from mpitp.checkpoint.load import load_model  # noqa: E402
 from mpitp.comm import SerialGroup  # noqa: E402
 from mpitp.infer.blocks import BLOCK, blocks_of  # noqa: E402
@@ -34,6 +35,7 @@ def main() -> int:
     args = parser.parse_args()
     counts = [int(word) for word in args.rows.split(",")]
     places = BLOCK * blocks_of(args.past + max(counts))
+    keep_blocks_in_heap()  # as mpitp generate does
     executor = Executor(load_model(args.model, make_site(SerialGroup())), blocks_of(places) * max(counts))
     tables = [((places * i, places * (i + 1)),) for i in range(max(counts))]
     for table in tables:

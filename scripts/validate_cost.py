@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.backend.device import make_device
+from mpitp.backend.malloc import keep_blocks_in_heap
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.bench.measure_machine import measure
 from mpitp.bench.timing import Samples
@@ -224,6 +225,7 @@ def main() -> None:
     parser.add_argument("--with", dest="others", action="append", default=[], help="cases of another run")
     args = parser.parse_args()
     limit_blas_threads(1)
+    keep_blocks_in_heap()  # as the command line does, for training and bench machine alike
     world = world_group()
     cases = cases_on(world, args.models)
     text = rounds_of(world, cases, args.seconds, args.steps, args.machine_seconds)
@@ -238,7 +240,7 @@ def main() -> None:
         if args.out:
             Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
         for path in args.others:
-            found += json.loads(Path(path).read_text())
+            found += [{**case, "choice": f"{path} {case['choice']}"} for case in json.loads(Path(path).read_text())]
         print(summary(found))
 
 

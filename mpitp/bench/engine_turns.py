@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpitp.backend.malloc import keep_blocks_in_heap
 from mpitp.checkpoint.load import load_model
 from mpitp.comm.start import join_ranks
 from mpitp.infer.blocks import BLOCK
@@ -50,6 +51,7 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> dic
 
 def main() -> int:
     """Answer until standard input ends."""
+    keep_blocks_in_heap()  # as the command line does
     settings = json.loads(sys.argv[1])
     group = join_ranks()
     model = load_model(settings["model"], make_site(group))

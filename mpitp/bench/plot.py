@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitp.errors import UsageError
+from mpitp.files import replace_by
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#9aa5b1", "#cc79a7", "#e69f00")  # Okabe and Ito's
 
@@ -23,7 +24,7 @@ def check_plot(path: str) -> None:
 
 
 def draw(what: str, facts: dict[str, Any], path: str) -> None:
-    """The picture of one benchmark's numbers."""
+    """The picture of one benchmark's numbers, published by rename."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -33,7 +34,7 @@ def draw(what: str, facts: dict[str, Any], path: str) -> None:
     DRAWINGS[what](axes, facts)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    replace_by(Path(path), lambda staging: figure.savefig(staging, format=Path(path).suffix[1:], dpi=150))
     pyplot.close(figure)
 
 

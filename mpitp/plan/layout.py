@@ -92,6 +92,11 @@ def tell_of_shares(config: RunConfig) -> None:
         tell(["mesh.shares is left out of account: times and graphs of plans are those of equal ranks"])
 
 
+def shares_fit(config: RunConfig, layout: Layout) -> bool:
+    """Whether the weights that a run file gives to the ranks of its axes are as many as the layout has there."""
+    return all(len(weights) == getattr(layout, axis) for axis, weights in config.mesh.weights.items())
+
+
 _WORDS = {"sp": "sequence_parallel", "micro_batch_size": "micro"}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mpitp.errors import UsageError
-from mpitp.files import check_place, os_failure, remove
+from mpitp.files import check_place, replace_by
 from mpitp.plan.choice import Choice
 
 
@@ -29,14 +28,7 @@ def draw_front(choice: Choice, path: Path) -> None:
 
     figure = Figure(figsize=(9, 6))
     _draw(choice, figure)
-    staging = path.with_name(f".{path.name[:200]}.{os.getpid()}")
-    try:
-        figure.savefig(staging, format=path.suffix[1:], bbox_inches="tight")
-        os.replace(staging, path)
-    except OSError as error:
-        raise os_failure("write", path, error) from error
-    finally:
-        remove(staging)
+    replace_by(path, lambda staging: figure.savefig(staging, format=path.suffix[1:], bbox_inches="tight"))
 
 
 def _draw(choice: Choice, figure: Any) -> None:

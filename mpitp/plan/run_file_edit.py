@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +14,38 @@ from mpitp.plan.machine_file import toml_value
 from mpitp.text import decode_text
 
 Keys = Mapping[str, Mapping[str, Any]]
-DROPPED = {
+Dropped = Mapping[str, Sequence[str]]
+DROPPED: Dropped = {
     "mesh": ("stages", "chunks", "schedule", "plan", "ep")
 }  # of an earlier layout, where the new one doesn't have them
 
 
-def edit_run_file(path: Path, keys: Keys) -> None:
-    """Set `keys` (section: key: value). Raises ConfigError, with the lines to write by hand, where the file is written
-    in another way than sections of lines, or tables on a line each (`train = {steps = 5}`).
+def edit_run_file(path: Path, keys: Keys, dropped: Dropped = DROPPED) -> None:
+    """Set `keys` (section: key: value), and leave out those of `dropped` (section: keys) that aren't among them.
+
+    Lines end as they did, in Windows' way too. Raises ConfigError, with the lines to write by hand, where the file is
+    written in another way than sections of lines, or tables on a line each (`train = {steps = 5}`).
     """
     try:
-        before = decode_text(path.read_bytes(), path)
+        found = decode_text(path.read_bytes(), path)
     except OSError as error:
         raise ConfigError(f"can't read the run file {path}: {error.strerror or error}") from error
+    before = found.replace("\r\n", "\n")
+    end = "\r\n" if found.count("\r\n") * 2 > found.count("\n") else "\n"
     after = before
     for section, values in keys.items():
-        for name in DROPPED.get(section, ()):
+        for name in dropped.get(section, ()):
             if name not in values:
                 after = _without(after, section, name)
         for name, value in values.items():
             after = _with(after, section, name, toml_value(value))
-    if not _is_as_wished(before, after, keys):
+    if not _is_as_wished(before, after, keys, dropped):
         wished = "\n".join(f"[{section}]\n{_lines(values)}" for section, values in keys.items())
         raise ConfigError(
             f"{path} has these keys in another form than a line each below [section], or a table on one line; "
             f"write there:\n{wished}"
         )
-    replace_file(path, after)
+    replace_file(path, after.replace("\n", end))
 
 
 def _lines(values: Mapping[str, Any]) -> str:
@@ -102,7 +107,7 @@ def _with(text: str, section: str, name: str, value: str) -> str:
     return f"{text[:at]}{start}{name} = {value}\n{text[at:]}"
 
 
-def _is_as_wished(before: str, after: str, keys: Keys) -> bool:
+def _is_as_wished(before: str, after: str, keys: Keys, dropped: Dropped) -> bool:
     """Whether what was written is the same file but for these keys."""
     try:
         wished, found = tomllib.loads(before), tomllib.loads(after)
@@ -110,7 +115,7 @@ def _is_as_wished(before: str, after: str, keys: Keys) -> bool:
         return False
     for section, values in keys.items():
         table = wished.setdefault(section, {})
-        for name in DROPPED.get(section, ()):
+        for name in dropped.get(section, ()):
             table.pop(name, None)
         table.update(values)
     return wished == found

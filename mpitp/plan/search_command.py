@@ -93,8 +93,9 @@ def _written(args: argparse.Namespace, config: RunConfig, choice: Choice) -> lis
     """Write what was asked for; a line on each."""
     from mpitp.files import replace_file
     from mpitp.plan.job_file import job_text
+    from mpitp.plan.layout import shares_fit
     from mpitp.plan.pareto import draw_front
-    from mpitp.plan.run_file_edit import edit_run_file
+    from mpitp.plan.run_file_edit import DROPPED, edit_run_file
 
     told = []
     if args.pareto:
@@ -102,7 +103,11 @@ def _written(args: argparse.Namespace, config: RunConfig, choice: Choice) -> lis
         told.append(f"drawn: {args.pareto}")
     best = choice.found.best[0].layout
     if args.write:
-        edit_run_file(Path(args.run_file), best.keys())
+        dropped = dict(DROPPED)
+        if not shares_fit(config, best):
+            dropped["mesh"] = (*DROPPED["mesh"], "shares")
+            told.append(f"mesh.shares is left out of {args.run_file}: its weights are those of another layout's ranks")
+        edit_run_file(Path(args.run_file), best.keys(), dropped)
         told.append(f"written to {args.run_file}: {best}")
     if args.job:
         replace_file(Path(args.job), job_text(best, choice.machine, args.run_file))

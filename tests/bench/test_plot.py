@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -11,7 +13,7 @@ import pytest
 from mpitp.backend.threads import limit_blas_threads
 from mpitp.bench import allreduce, decode, plot, scaling, train
 from mpitp.comm import SerialGroup
-from mpitp.errors import UsageError
+from mpitp.errors import FileError, UsageError
 from tests.bench.test_command import DECODE, TRAIN, parsed
 from tests.bench.test_scaling import WORDS
 
@@ -45,3 +47,21 @@ def test_no_picture_where_none_can_be_written(
     monkeypatch.setattr(plot, "find_spec", lambda name: object())
     with pytest.raises(UsageError, match=message):
         plot.check_plot(str(tmp_path / name))
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws with matplotlib")
+def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "out.svg"
+    monkeypatch.setitem(plot.DRAWINGS, "train", lambda axes, facts: axes.plot([1, 2]))
+    plot.draw("train", {}, str(place))
+    before = place.read_bytes()
+    assert b"<svg" in before
+
+    def full_disk(self: Any, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
+    with pytest.raises(FileError, match="No space left"):
+        plot.draw("train", {}, str(place))
+    assert place.read_bytes() == before and list(tmp_path.iterdir()) == [place]

@@ -94,6 +94,17 @@ def test_written_into_the_run_file_and_a_job(run_file: Path, capsys: pytest.Capt
     assert sorted(entry.name for entry in run_file.parent.iterdir()) == ["job.sbatch", "run.toml"]
 
 
+@pytest.mark.parametrize("shares, stay", [('"measured"', True), ("[2, 1]", False)])
+def test_weights_of_other_ranks_are_left_out(
+    shares: str, stay: bool, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one rank: two weights along tp are those of another layout."""
+    run_file.write_text(RUN.replace("pp = 2\n", f"pp = 2\nshares = {shares}\n"), encoding="utf-8")
+    assert plan(run_file, "--ranks", "1", "--write") == 0
+    assert ("mesh.shares is left out of" in capsys.readouterr().out) is not stay
+    assert ("\nshares = " in run_file.read_text(encoding="utf-8")) is stay
+
+
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws with matplotlib")
 def test_the_front_as_a_picture(run_file: Path) -> None:
     picture = run_file.with_name("front.svg")
@@ -186,6 +197,13 @@ def test_tables_of_one_line_are_edited_where_they_are(tmp_path: Path) -> None:
     )
     edit_run_file(path, {"data": {"seq_len": 8}})
     assert 'data = {train = "a, b = {c}", seq_len = 8}\n' in path.read_text(encoding="utf-8")
+
+
+def test_lines_end_as_they_did(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"[mesh]\r\ntp = 2 # two\r\nstages = [1]\r\n\r\n[train]\r\nsteps = 1\r\n")
+    edit_run_file(path, {"mesh": {"tp": 3, "dp": 2}})
+    assert path.read_bytes() == b"[mesh]\r\ntp = 3 # two\r\ndp = 2\r\n\r\n[train]\r\nsteps = 1\r\n"
 
 
 def test_jobs_of_gpu_nodes_and_sizes_in_words() -> None:

@@ -3,10 +3,10 @@
     python llama_cpp_decode.py '{"model": "FILE.gguf", "threads": 1, "texts": 16, "places": 1024}'
     python llama_cpp_decode.py '{"model": "FILE.gguf", "quantise": {"q8_0": "OUT.gguf"}}'
 
-`places`: of all texts together. Each line on standard input is a JSON object: `prompts` (equally long lists of token
-ids) and `tokens` (new tokens a text). The answer is a line of JSON: `seconds` of one decode step (all texts in one
-batch; the least), `prefill_seconds`, and the `tokens` of each text. With `quantise`, files of other types ("f32",
-"q8_0", "q4_0") are made, and that is all.
+`places`: of all texts together; `"repacked": false`: weights stay in the order of the file. Each line on standard
+input is a JSON object: `prompts` (equally long lists of token ids) and `tokens` (new tokens a text). The answer is a
+line of JSON: `seconds` of one decode step (all texts in one batch; the least), `prefill_seconds`, and the `tokens` of
+each text. With `quantise`, files of other types ("f32", "q8_0", "q4_0") are made, and that is all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Session:
     """A model and a context; batches of (token, position, text, whether its logits are wanted)."""
 
     def __init__(self, s):
-        self.model = api.llama_model_load_from_file(s.model.encode(), api.llama_model_default_params())
+        loading = api.llama_model_default_params()
+        loading.use_extra_bufts = getattr(s, "repacked", True)
+        self.model = api.llama_model_load_from_file(s.model.encode(), loading)
         params = api.llama_context_default_params()
         params.n_ctx = s.places
         params.n_batch = params.n_ubatch = 512
