@@ -19,6 +19,7 @@ from typing import Any
 
 from mpitp.backend.arrays import Array, array_module
 from mpitp.backend.precision import wide_dtype
+from mpitp.comm.frames import frame_of
 from mpitp.comm.group import Group
 from mpitp.comm.reductions import cut, reduction, sum_in_order
 from mpitp.comm.serial import SerialGroup
@@ -290,7 +291,7 @@ def _let_go(ranks: list[_Rank], job: _Job) -> None:
 
 
 def _where(rank: _Rank) -> str:
-    frame = sys._current_frames().get(rank.ident or 0)
+    frame = frame_of(rank.ident)
     stack = [entry for entry in traceback.extract_stack(frame) if entry.filename != threading.__file__]
     return f"\n{rank.name} stands at:\n{''.join(traceback.format_list(stack[-6:]))}"
 

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import socket
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -27,6 +26,7 @@ from typing import Any
 
 from mpitp.comm.abort import end_job
 from mpitp.comm.deaths import PeerWatch, Process, this_process
+from mpitp.comm.frames import frame_of
 from mpitp.comm.group import Group
 from mpitp.comm.observed import (
     Arrays,
@@ -198,7 +198,7 @@ class Watchdog(GroupObserver):
     def _status(self) -> Status:
         rings = [replace(e, call=str(e.call)) for ring in list(self._rings.values()) for e in tuple(ring)]
         rings.sort(key=lambda entry: entry.started)
-        place = place_of(sys._current_frames().get(self._watched_thread))
+        place = place_of(frame_of(self._watched_thread))
         own = self._own
         members = dict(self._members)
         return Status(self.rank, own.host, own.pid, time.time(), place, tuple(rings), members, self._slip.place)
