@@ -316,8 +316,9 @@ def publish(staging: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)  # the new one is published: what stays of the old takes room, no more
 
 
-def replace_file(target: Path, content: str) -> None:
-    """Write a text under a name of its own and put it in the place of `target`, or of what that links to, by rename.
+def replace_file(target: Path, content: bytes | str) -> None:
+    """Write bytes or a text under a name of its own and put it in the place of `target`, or of what that links to, by
+    rename.
 
     Who may read it stays as it was.
     """

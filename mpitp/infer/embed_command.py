@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpitp.error_stream import tell
 from mpitp.errors import FileError, UsageError
-from mpitp.files import os_failure, write_file
+from mpitp.files import replace_file
 from mpitp.infer.lines import given_texts, takes_every_letter, write_out
 from mpitp.paths import path_option
 
@@ -126,18 +126,9 @@ def _give(args: argparse.Namespace, texts: list[str], vectors: np.ndarray) -> Fi
 def _write_npy(path: Path, vectors: np.ndarray) -> None:
     """A NumPy file, published by rename."""
     import io
-    import os
-    import uuid
 
     import numpy as np
 
     buffer = io.BytesIO()
     np.save(buffer, vectors)
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        write_file(staging, buffer.getvalue())
-        os.replace(staging, path)
-    except OSError as error:
-        raise os_failure("write", path, error) from error
-    finally:
-        staging.unlink(missing_ok=True)
+    replace_file(path, buffer.getvalue())

@@ -88,14 +88,14 @@ def source_of(config: RunConfig, model: AnyConfig) -> GraphSource:
     """
     if isinstance(model, DecoderConfig):
         return run_source(config, model)
-    directory = None if config.model.from_ is None else Path(config.model.from_)
-    given = directory, config.train.seed, config.train.recompute
+    directory, seed = None if config.model.from_ is None else Path(config.model.from_), config.train.seed
     refuse_cut_sources(model, config.mesh.cp)
+    how: dict[str, Any] = {"cutting": run_cutting(config), "recompute": config.train.recompute}
     if isinstance(model, EncoderDecoderConfig):
-        return EncoderDecoderSource(model, *given, cutting=run_cutting(config))
+        return EncoderDecoderSource(model, directory, seed, **how)
     assert isinstance(model, EncoderConfig | VisionConfig), f"no model of a {type(model).__name__}"
     headed = model.with_head(CLASSIFICATION, TWO_CLASSES) if model.head == FEATURES else model
-    return EncoderSource(headed, *given[:2], cutting=run_cutting(config), recompute=given[2])
+    return EncoderSource(headed, directory, seed, **how)
 
 
 def whole_model(config: RunConfig, source: GraphSource, sizes: Mapping[str, int], tp_rank: int) -> LayeredModel:

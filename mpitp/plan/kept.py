@@ -137,7 +137,7 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
     """Bytes that a pass through one layer leaves. Raises ConfigError for a layer without a formula."""
     s = sizes
     match layer:
-        case Recompute():
+        case Recompute() | LayerScale():
             return s.shard * s.hidden * s.item
         case Wrapper():
             return kept_of(layer.inner, s)
@@ -147,20 +147,16 @@ def kept_of(layer: Layer | Param, sizes: Sizes) -> int:
             return 0
         case VocabParallelEmbedding():
             return s.rows * INDEX_BYTES
-        case TypeEmbedding():
+        case TypeEmbedding() | PositionEmbedding():
             return s.shard * INDEX_BYTES
         case ToDecoder() | CrossAttention() | CrossHeads():
             return _crossing(layer, s)
         case PatchEmbedding():
             return (s.rows - s.texts) * (layer.weight.data[0].size * s.item + INDEX_BYTES)
-        case LayerScale():
-            return s.shard * s.hidden * s.item
         case OnFirstRows():
             return s.texts * INDEX_BYTES + sum(kept_of(child, s.of_texts) for child in layer.children().values())
         case GatheredDense():
             return kept_of(layer.dense, s) + s.rows * layer.dense.product.shape[0] * s.item
-        case PositionEmbedding():
-            return s.shard * INDEX_BYTES
         case LayerNorm() | RMSNorm() | HeadNorms() | JointNorms():
             return _norm(layer, s)
         case ColumnParallelLinear() | RowParallelLinear():

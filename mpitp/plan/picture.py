@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
 from mpitp.errors import UsageError
-from mpitp.files import check_place, os_failure, remove, write_file
+from mpitp.files import check_place, replace_file
 from mpitp.pipeline.actions import Kind
 from mpitp.pipeline.simulate import Timed
 from mpitp.plan.schedule_report import Report, words_of
@@ -35,14 +34,7 @@ def check_picture(path: Path) -> None:
 def draw(report: Report, path: Path) -> None:
     """Write the picture; an older one stays until the new one is whole."""
     content = svg_of(report) if path.suffix == ".svg" else _png_of(report)
-    staging = path.with_name(f".{path.name[:200]}.{os.getpid()}")
-    try:
-        write_file(staging, content)
-        os.replace(staging, path)
-    except OSError as error:
-        raise os_failure("write", path, error) from error
-    finally:
-        remove(staging)
+    replace_file(path, content)
 
 
 def svg_of(report: Report) -> str:

@@ -23,8 +23,8 @@ DROPPED: Dropped = {
 def edit_run_file(path: Path, keys: Keys, dropped: Dropped = DROPPED) -> None:
     """Set `keys` (section: key: value), and leave out those of `dropped` (section: keys) that aren't among them.
 
-    Lines end as they did, in Windows' way too. Raises ConfigError, with the lines to write by hand, where the file is
-    written in another way than sections of lines, or tables on a line each (`train = {steps = 5}`).
+    Lines end as most of them did, in Windows' way too. Raises ConfigError, with the lines to write by hand, where the
+    file is written in another way than sections of lines, or tables on a line each (`train = {steps = 5}`).
     """
     try:
         found = decode_text(path.read_bytes(), path)

@@ -2,10 +2,9 @@
 
 A group is all layouts that cut a microbatch alike. It gets a bound of its seconds (its stages are never faster than
 their mean) and of its bytes (the states of the mean stage, with most of ZeRO, of the rank of tp where they are most):
-no layout of it is below either. Groups
-are opened in the order of the seconds, unless their bounds lose already against what was found. In a group every
-layout's stages are dealt and its seconds and bytes estimated in closed form. Nothing is sampled; a test holds the
-search to all layouts tried one by one.
+no layout of it is below either. Groups are opened in the order of the seconds, unless their bounds lose already against
+what was found. In a group every layout's stages are dealt and its seconds and bytes estimated in closed form. Nothing
+is sampled; a test holds the search to all layouts tried one by one.
 
 What is told in the end, the fastest and the front, is looked at once more by `cost_of`, with the pipeline simulated and
 the memory of the schedule's own lists.

@@ -11,6 +11,7 @@ from mpitp.paths import path_option
 
 if TYPE_CHECKING:
     from mpitp.config import RunConfig
+    from mpitp.plan.machine_file import Machine
     from mpitp.plan.simulate import Job, Recovery, Simulated, StepSimulator, Troubles
 
 HELP = "a step on simulated ranks: who waits for whom, slow ranks, a death"
@@ -77,15 +78,16 @@ def run(args: argparse.Namespace) -> int:
     for name in ("trace", "plot"):
         if getattr(args, name):
             check_place(getattr(args, name), f"write the {name} to")
-    config, lines = settled(load_run_config(args.run_file, args.set), args.ranks, read_machine(args.machine))
+    machine = read_machine(args.machine)
+    config, lines = settled(load_run_config(args.run_file, args.set), args.ranks, machine)
     tell(lines)
     tell_of_shares(config)
-    simulator = simulator_of(config, args.ranks, args.machine)
+    simulator = simulator_of(config, args.ranks, machine)
     troubles = _troubles(args)
     slow = type(troubles)(troubles.slow)
     found = simulator.run(slow, fold=not args.no_fold, keeps_stays=bool(args.trace))
     job = simulate_job(simulator, args.steps, troubles, _recovery(args))
-    scaling = _scaling(config, args) if args.plot else []
+    scaling = _scaling(config, args.ranks, machine) if args.plot else []
     tokens = config.global_batch_size * config.data.seq_len
     if args.json:
         print(json.dumps(_numbers(found, job, tokens, scaling)))
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def simulator_of(config: RunConfig, ranks: int, machine_file: str) -> StepSimulator:
+def simulator_of(config: RunConfig, ranks: int, machine: Machine) -> StepSimulator:
     """Of a run on a machine. Raises ConfigError for a run that can't be laid on so many ranks."""
     from mpitp.comm.mesh import abstract_mesh
     from mpitp.errors import ConfigError
@@ -108,7 +110,6 @@ def simulator_of(config: RunConfig, ranks: int, machine_file: str) -> StepSimula
     from mpitp.plan.cost import Step
     from mpitp.plan.graph_models import source_of
     from mpitp.plan.layout import layout_of
-    from mpitp.plan.machine_file import read_machine
     from mpitp.plan.planned_models import PLANNED_TASKS
     from mpitp.plan.simulate import StepSimulator
     from mpitp.train.setup import mesh_sizes
@@ -119,7 +120,7 @@ def simulator_of(config: RunConfig, ranks: int, machine_file: str) -> StepSimula
             f"plan simulate knows models that continue or translate text, and task.kind = {config.task.kind!r} trains "
             "another kind; plan memory takes this run file, and a short run with train --trace tells its times"
         )
-    machine, model = read_machine(machine_file), planned_model(config)
+    model = planned_model(config)
     check_layout(config, source_of(config, model), abstract_mesh(mesh_sizes(config), 0, ranks))
     facts = Facts(model, config.model.dtype, config.data.seq_len, config.mesh.cp_form)
     step = Step(config.global_batch_size, int(config.optim.bucket_mib * (1 << 20)))
@@ -156,7 +157,7 @@ def _recovery(args: argparse.Namespace) -> Recovery:
     return Recovery(args.save_every, *seconds)
 
 
-def _scaling(config: RunConfig, args: argparse.Namespace) -> list[tuple[int, float]]:
+def _scaling(config: RunConfig, all_ranks: int, machine: Machine) -> list[tuple[int, float]]:
     """(ranks, tokens a second of a rank) of 1, 2, 4, ... replicas up to the run's, with as much each."""
     from dataclasses import replace
 
@@ -176,8 +177,8 @@ def _scaling(config: RunConfig, args: argparse.Namespace) -> list[tuple[int, flo
                 mesh=replace(config.mesh, dp=count),
                 train=replace(config.train, global_batch_size=size),
             )
-            ranks = args.ranks * count // dp
-            seconds = simulator_of(run, ranks, args.machine).run().seconds
+            ranks = all_ranks * count // dp
+            seconds = simulator_of(run, ranks, machine).run().seconds
         except ConfigError:  # fewer sequences than a microbatch, say
             continue
         points.append((ranks, size * config.data.seq_len / seconds / ranks))

@@ -37,15 +37,15 @@ class Units:
     experts: int = 1
 
     @classmethod
-    def of(cls, decoder: PlannedConfig, seq_len: int, sequences: int) -> Units:
+    def of(cls, model: PlannedConfig, seq_len: int, sequences: int) -> Units:
         """Of a model and a step. Experts with a capacity, and cross attention, take whole sequences."""
-        if isinstance(decoder, EncoderDecoderConfig):
-            blocks = decoder.encoder.num_layers + decoder.decoder.num_layers
-            return cls(decoder.heads, blocks, 1, sequences)
-        mixture = decoder.traits.mixture
+        if isinstance(model, EncoderDecoderConfig):
+            blocks = model.encoder.num_layers + model.decoder.num_layers
+            return cls(model.heads, blocks, 1, sequences)
+        mixture = model.traits.mixture
         tokens = 1 if mixture is not None and mixture.capacity else seq_len
         experts = mixture.num_experts if mixture is not None else 1
-        return cls(decoder.heads, decoder.num_layers, tokens, sequences, experts)
+        return cls(model.heads, model.num_layers, tokens, sequences, experts)
 
     @property
     def most(self) -> dict[str, int]:

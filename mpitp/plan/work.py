@@ -21,9 +21,9 @@ with the local weight [n, k], a local heads of width d, whose scores make A elem
 | loss, head's     |                               | 2 t v/tp s, both ways                 | t v/tp, both |
 
 A gradient of weights is made, and by all microbatches but the first of a step added to what is there, in elements of w
-bytes: 3 n k w, or of a table 3 v/tp h w. The scores of a tile stay in a
-cache; a tile is some queries by the keys that they see (`ops/sight.py`). Where a machine's attention was measured as a
-whole, its rate takes the place of the heads' products, exponentials and starts.
+bytes: 3 n k w, or of a table 3 v/tp h w. The scores of a tile stay in a cache; a tile is some queries by the keys that
+they see (`ops/sight.py`). Where a machine's attention was measured as a whole, its rate takes the place of the heads'
+products, exponentials and starts.
 """
 
 from __future__ import annotations

@@ -80,8 +80,9 @@ def train(
         first = loop.begin(resume, directory, plan)
         if observe is not None:
             observe(loop)
-        log = directory.log if world.rank == 0 else None
-        loop.metrics = stack.enter_context(Metrics(log, config.train.steps, first))
+        loop.metrics = stack.enter_context(
+            Metrics(directory.log if world.rank == 0 else None, config.train.steps, first)
+        )
         losses = [loop.step(step).loss for step in range(first + 1, config.train.steps + 1)]
         valid = loop.end()
         refuse_spoilt(loop.optimizer, config.train.steps, world)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 import mpitp
 from mpitp.comm.frames import frame_of
@@ -41,6 +44,20 @@ print("looked")
 def test_no_deadlock_with_collections_and_threads() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK, "ours"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and done.stdout == "looked\n", done.stderr
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_meanwhile(collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was switched off before stays so."""
+    look, seen = sys._current_frames, []
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or look())
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        assert frame_of(threading.get_ident()) is not None
+        assert (seen, gc.isenabled()) == ([False], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_nobody_looks_in_another_way() -> None:

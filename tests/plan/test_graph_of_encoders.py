@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,9 @@ from mpitp.models.vision_config import vision_config_from_hf
 from mpitp.plan.graph import rank_graph
 from mpitp.plan.graph_models import config_of
 from mpitp.plan.kept import Sizes, kept_of_chunk
-from mpitp.plan.nodes import Collective
 from mpitp.plan.step_graph import step_graph
+from mpitp.trace.ledger import LedgerRow
+from tests.plan.handed_over import by_graph, by_trace
 from tests.sharded import fill
 from tests.trace.test_axes import traced_run
 from tests.train.kinds_case import MODELS, settings_of
@@ -176,19 +175,12 @@ def test_bytes_are_those_that_a_traced_run_hands_over(
     trace, graph = traced_run(ranks, config, tmp_path), step_graph(config, config_of(config), ranks)
     in_stage, tp = ranks // graph.sizes["pp"], graph.sizes["tp"]
     for stage in graph.stages:
-        counted: defaultdict[str, Fraction] = defaultdict(Fraction)
-        for row in trace.ledger:
-            if row.formula and row.kind != "recv":
-                begin, count = stage.stage * in_stage, tp if (row.place, model) in FIRST_ROWS else 1
-                counted[row.axis] += Fraction(sum(row.bytes_by_rank[begin : begin + count]), count)
-        own: defaultdict[str, Fraction] = defaultdict(Fraction)
-        for node in stage.first.collectives:
-            if node.op != "recv":
-                own[node.axis] += node.given_bytes * node.passes * stage.microbatches
-        for node in stage.update:
-            if isinstance(node, Collective) and node.op != "broadcast" and node.layer != "gradient norm":
-                own[node.axis] += node.given_bytes
-        assert own == counted
+        begin = stage.stage * in_stage
+
+        def ranks_of(row: LedgerRow, begin: int = begin) -> range:
+            return range(begin, begin + (tp if (row.place, model) in FIRST_ROWS else 1))
+
+        assert by_graph(stage) == by_trace(trace, ranks_of)
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])

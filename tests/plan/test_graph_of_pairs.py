@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ from mpitp.models.encoder_decoders import (
 from mpitp.plan.graph import rank_graph
 from mpitp.plan.graph_models import config_of
 from mpitp.plan.kept import Sizes, kept_of_chunk
-from mpitp.plan.nodes import Collective, RankGraph
 from mpitp.plan.step_graph import step_graph
+from tests.plan.handed_over import by_graph, by_trace
 from tests.sharded import fill
 from tests.trace.test_axes import traced_run
 from tests.train.kinds_case import MODELS, settings_of
@@ -141,14 +139,6 @@ def _run(model: str, mesh: dict[str, Any], keys: dict[str, Any], folder: Path) -
     return settings_of(model, {**same, "data_train": str(folder / "train.tsv"), **keys}, mesh, folder / "run")
 
 
-def _given(graph: RankGraph, microbatches: int) -> dict[str, Fraction]:
-    found: defaultdict[str, Fraction] = defaultdict(Fraction)
-    for node in graph.collectives:
-        if node.op != "recv":
-            found[node.axis] += node.given_bytes * node.passes * microbatches
-    return found
-
-
 @pytest.mark.parametrize(("model", "ranks", "mesh", "keys"), LAYOUTS, ids=str)
 def test_bytes_are_those_that_a_traced_run_hands_over(
     model: str, ranks: int, mesh: dict[str, Any], keys: dict[str, Any], tmp_path: Path
@@ -157,15 +147,8 @@ def test_bytes_are_those_that_a_traced_run_hands_over(
     config = _run(model, mesh, keys, tmp_path)
     trace, graph = traced_run(ranks, config, tmp_path), step_graph(config, config_of(config), ranks)
     for stage in graph.stages:
-        counted: defaultdict[str, Fraction] = defaultdict(Fraction)
-        for row in trace.ledger:
-            if row.formula and row.kind != "recv":
-                counted[row.axis] += row.bytes_by_rank[stage.stage * (ranks // graph.sizes["pp"])]
-        own = _given(stage.first, stage.microbatches)
-        for node in stage.update:
-            if isinstance(node, Collective) and node.op != "broadcast" and node.layer != "gradient norm":
-                own[node.axis] += node.given_bytes
-        assert own == counted
+        first = stage.stage * (ranks // graph.sizes["pp"])
+        assert by_graph(stage) == by_trace(trace, lambda row, first=first: (first,))
 
 
 @pytest.mark.parametrize("form", ["text", "json", "svg"])

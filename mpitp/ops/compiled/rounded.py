@@ -262,7 +262,6 @@ def _products(of_x: int, *, straight: bool) -> Any:
     """A kernel's call `f(codes, scales, i, numbers, factors, starts, r, of_band, y, at)`: y[r + c, at + a] for c < of_x
     and the rows i + a of w: as many as lanes when `straight`; else a band, whose codes are `turned` ones.
     """
-    vectors = 1 if straight else VECTORS
 
     @intrinsic
     def products(
@@ -283,18 +282,9 @@ def _products(of_x: int, *, straight: bool) -> Any:
             codes, scales, i, *of_x_rows, r, of_band, y, at = opened.values
             x = [[row_pointer(builder, array, builder.add(r, r.type(c))) for array in of_x_rows] for c in range(of_x)]
             w = _Straight(builder, opened, codes, scales, i) if straight else _Turned(builder, opened, codes)
-            zeros = ir.Constant(FLOATS, [0.0] * LANES)
-            totals = [[cgutils.alloca_once_value(builder, zeros) for _ in range(vectors)] for _ in x]
-            with cgutils.for_range(builder, opened.groups) as loop:
-                group = loop.index
-                factors_of_w = _factors_of_w(builder, opened, of_band, group, vectors)
-                sums = w.sums(group, x)
-                for of_row, row_sums, pointers in zip(totals, sums, x, strict=True):
-                    for total, row_sum, factors in zip(of_row, row_sums, factors_of_w, strict=True):
-                        _add_term(builder, total, row_sum, factors, pointers, group)
-            for c, of_row in enumerate(totals):
+            for c, totals in enumerate(_totals(builder, opened, w, x, of_band)):
                 target = row_pointer(builder, y, builder.add(r, r.type(c)))
-                for vector, total in enumerate(of_row):
+                for vector, total in enumerate(totals):
                     put(builder, builder.load(total), target, builder.add(at, at.type(vector * LANES)))
             return context.get_dummy_value()
 
@@ -304,8 +294,25 @@ def _products(of_x: int, *, straight: bool) -> Any:
     return products
 
 
+def _totals(
+    builder: Value, opened: _Opened, w: _Straight | _Turned, x: list[list[Value]], of_band: Value
+) -> list[list[Value]]:
+    """Of each row of x, and each vector of rows of w: where the sum of all groups' terms stands."""
+    zeros = ir.Constant(FLOATS, [0.0] * LANES)
+    totals = [[cgutils.alloca_once_value(builder, zeros) for _ in range(w.vectors)] for _ in x]
+    with cgutils.for_range(builder, opened.groups) as loop:
+        group = loop.index
+        factors_of_w = _factors_of_w(builder, opened, of_band, group, w.vectors)
+        for of_row, sums, pointers in zip(totals, w.sums(group, x), x, strict=True):
+            for total, row_sum, factors in zip(of_row, sums, factors_of_w, strict=True):
+                _add_term(builder, total, row_sum, factors, pointers, group)
+    return totals
+
+
 class _Straight:
     """Rows of w as they are stored."""
+
+    vectors = 1
 
     def __init__(self, builder: Value, opened: _Opened, codes: Value, scales: Value, i: Value) -> None:
         self.builder, self.opened = builder, opened
@@ -332,6 +339,8 @@ class _Straight:
 
 class _Turned:
     """A band of rows of w in the order that `_turn_band` made."""
+
+    vectors = VECTORS
 
     def __init__(self, builder: Value, opened: _Opened, turned: Value) -> None:
         self.builder, self.opened = builder, opened
