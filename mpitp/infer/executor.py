@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Executor:
         self.model, self.num_blocks = model, num_blocks
         self.models = [model] if draft is None else [model, draft]
         self.caches = [PagedCaches(num_blocks * BLOCK, one_by_one=bool(each.site.num_blocks)) for each in self.models]
+        self.short = [each.decode_calls() for each in self.models]
         self.channel = OrderChannel(world or model.site.ranks, num_blocks * BLOCK)
 
     def execute(self, order: WorkOrder) -> np.ndarray:
@@ -49,10 +51,12 @@ class Executor:
         caches.tables = [run.table for run in order.runs]
         runs = tuple(Run(slot, run.first, len(run.tokens), slot) for slot, run in enumerate(order.runs))
         batch = Batch(np.array([token for run in order.runs for token in run.tokens], np.int64), Rows(runs))
-        if all(run.wanted == 1 for run in order.runs):
-            logits = model.next_logits(batch, caches)
-        else:
-            logits = model.next_logits(batch, caches, _wanted_rows(order.runs))
+        more: dict[str, Any] = {}
+        if any(run.wanted != 1 for run in order.runs):
+            more["wanted"] = _wanted_rows(order.runs)
+        if self.short[order.model].takes(batch.rows, caches):
+            more["short"] = self.short[order.model]
+        logits = model.next_logits(batch, caches, **more)
         if not np.isfinite(logits).all():  # equal on every rank, and so is the decision
             raise NumericError("logits that are not finite: the model's weights are damaged, or overflow in this dtype")
         return logits

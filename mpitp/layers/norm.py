@@ -83,16 +83,16 @@ class RMSNorm(Layer):
 
     def forward(self, x: Array, run: Any = None) -> tuple[Array, NormContext]:
         """x [t, h] -> y [t, h]."""
-        y, rstd = rms_norm_forward(x, self._factors(), self.eps)
+        y, rstd = rms_norm_forward(x, self.factors(), self.eps)
         return y, NormContext(x, rstd)
 
     def backward(self, dy: Array, ctx: NormContext) -> Array:
         """dy [t, h] -> dx [t, h]."""
-        dx, dweight = rms_norm_backward(dy, ctx.x, self._factors(), ctx.rstd)
+        dx, dweight = rms_norm_backward(dy, ctx.x, self.factors(), ctx.rstd)
         self.weight.accumulate(dweight)
         return dx
 
-    def _factors(self) -> Array:
+    def factors(self) -> Array:
         """What a row is multiplied by, [h]."""
         if not self.offset:
             return self.weight.data

@@ -52,8 +52,7 @@ class PagedCaches(Caches):
         pool = self._pool(layer, q)
         together = takes_all(q, layer.query_groups)
         if together and self._newest_of(run).texts.size:
-            newest = self._newest_of(run)
-            attend_newest_of_all(qkv, pool, newest.texts, newest.places, layer.query_groups, out)
+            self.attend_newest(layer, run, qkv, out)
         for each, rows in run.rows.places():
             if together and each.length == 1:
                 continue
@@ -68,6 +67,11 @@ class PagedCaches(Caches):
             if is_copy:
                 _put(pool, self.tables[each.slot], each, k[rows], v[rows])
         return []
+
+    def attend_newest(self, layer: AttentionHeads, run: Pass, qkv: tuple[Array, Array, Array], out: Array) -> None:
+        """`attend` of the runs of one new token alone, in one compiled call; only where `takes_all` says so."""
+        newest = self._newest_of(run)
+        attend_newest_of_all(qkv, self._pool(layer, qkv[0]), newest.texts, newest.places, layer.query_groups, out)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy `count` places, of all layers, from `source` on to `target` on."""

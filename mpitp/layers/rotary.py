@@ -24,6 +24,7 @@ class Rotary:
     def __init__(self, width: int, theta: float, scaling: dict[str, Any] | None = None) -> None:
         self.width, self.theta, self.scaling = width, theta, scaling
         self.inv_freq = rope_inv_freq(width, theta, scaling)
+        self._key = width, theta, repr(scaling)
 
     def table(self, rows: Rows, like: Array) -> tuple[Array, Array]:
         """cos and sin [t, width/2] of the rows' positions, on the device and in the (wide) dtype of `like`."""
@@ -43,13 +44,10 @@ class Rotary:
         return np.concatenate([np.broadcast_to(of_length[ends[run.slot]], (run.length, shape)) for run in rows.runs])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rotary) and self._key() == other._key()
+        return isinstance(other, Rotary) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[int, float, str]:
-        return self.width, self.theta, repr(self.scaling)
+        return hash(self._key)
 
 
 def _ends(rows: Rows) -> dict[int, int]:

@@ -21,6 +21,7 @@ from mpitp.backend.arrays import Array, from_host, to_host
 from mpitp.backend.precision import widened
 from mpitp.errors import ConfigError
 from mpitp.layers.cached_attention import Caches, KeyCaches
+from mpitp.layers.decode_calls import DecodeCalls
 from mpitp.layers.layer import Layer
 from mpitp.layers.loss import VocabParallelCrossEntropy
 from mpitp.layers.site import Site
@@ -68,17 +69,19 @@ class CausalLM(LayeredModel):
     def check_targets(self, targets: np.ndarray) -> None:
         check_ids(np.maximum(targets, 0), self.config.vocab_size)
 
-    def next_logits(self, batch: Batch, caches: Caches, wanted: Sequence[int] | None = None) -> np.ndarray:
+    def next_logits(
+        self, batch: Batch, caches: Caches, wanted: Sequence[int] | None = None, short: DecodeCalls | None = None
+    ) -> np.ndarray:
         """Logits [b, v] after every run's last token, gathered in host memory of every rank (generation).
 
-        wanted: after these rows of the batch instead.
+        wanted: after these rows of the batch instead. short: of `decode_calls`, for a batch that it takes.
         """
         if self.site.sequence_parallel:
             raise ConfigError("a sequence-parallel model trains; to generate, make it on a site without")
         check_lengths(batch.rows, self.config.cached_positions, *_SEQUENCE)
-        head = list(self.layers).index(HEAD)
-        trunk, ends = list(self.layers.values())[:head], list(self.layers.values())[head:]
-        hidden, _ = self.run_layers(trunk, batch, self.new_pass(batch, caches))
+        trunk, ends = self._trunk_and_ends()
+        run = self.new_pass(batch, caches)
+        hidden = self.run_layers(trunk, batch, run)[0] if short is None else short.forward(self.inputs(batch), run)
         rows = batch.rows.last_rows() if wanted is None else np.array(wanted, np.int64)
         if not len(rows):
             return np.empty((0, self.config.vocab_size), np.float32)
@@ -86,6 +89,15 @@ class CausalLM(LayeredModel):
         for layer in ends:
             logits, _ = layer.forward(logits)
         return widened(to_host(self.gather_logits(logits)))
+
+    def decode_calls(self) -> DecodeCalls:
+        """The layers before the head as steps of a few newest tokens go through them."""
+        return DecodeCalls(self._trunk_and_ends()[0], self.device.xp, self.dtype)
+
+    def _trunk_and_ends(self) -> tuple[list[Layer], list[Layer]]:
+        """The layers before the head, and those from it on."""
+        layers, head = list(self.layers.values()), list(self.layers).index(HEAD)
+        return layers[:head], layers[head:]
 
     def new_caches(self, capacities: Sequence[int]) -> KeyCaches:
         """Empty KV caches for sequences of at most these lengths."""
