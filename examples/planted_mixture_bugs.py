@@ -154,7 +154,7 @@ def keep_all_rows(original: Any) -> Any:
 
 MIXTURE_FAULTS: dict[str, LayoutFault] = {
     "router not partial under token shards": LayoutFault(
-        "a router meets its rank's tokens alone, and nobody is told to sum its gradient",
+        "a router meets its rank's tokens alone; nobody sums its gradient",
         in_place_of(mpitp.layers.build_mixture, "build_mixture", forget_that_routers_are_partial),
         {"types": f"{FIRST}.router"},
         "tp",
@@ -190,7 +190,7 @@ MIXTURE_FAULTS: dict[str, LayoutFault] = {
         {"cp": 2, "tp": 1},
     ),
     "auxiliary losses of a rank's own tokens": LayoutFault(
-        "the auxiliary losses are those of a rank's own tokens, which are a part of the microbatch's",
+        "the auxiliary losses are of a rank's own tokens, a part of the microbatch",
         in_method(Router, "forward", lambda router: router.token_sum.group, count_own_tokens),
         {"dx": "blocks.1.mlp.router", "value": "loss"},
         mesh={"cp": 2, "tp": 1},

@@ -151,7 +151,7 @@ async def _answer(
     job = Job(specs)
     door.service.submit(job)
     if body.stream:
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(lambda receive: _pieces(door, job, reply, receive, with_usage=with_usage))
     async for index, event in _events(door, job, request.receive):
         if isinstance(event, Failed):

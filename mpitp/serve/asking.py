@@ -135,13 +135,12 @@ class Asker:
             if not token.isdecimal() or int(token) >= self.model.vocab_size:
                 raise UsageError(f"logit_bias names {token[:30]!r}, which is no token id of the model")
             bias[int(token)] = value
-        penalties = Penalties(
-            body.repetition_penalty, body.presence_penalty or 0.0, body.frequency_penalty or 0.0, bias
-        )
+        repetition = 1.0 if body.repetition_penalty is None else body.repetition_penalty
+        penalties = Penalties(repetition, body.presence_penalty or 0.0, body.frequency_penalty or 0.0, bias)
         seed = random.getrandbits(63) if body.seed is None else body.seed % 2**63
         temperature = 1.0 if body.temperature is None else body.temperature
         top_p = 1.0 if body.top_p is None else body.top_p
-        return Sampling(temperature, body.top_k, top_p, seed, body.min_p, penalties)
+        return Sampling(temperature, body.top_k or 0, top_p, seed, body.min_p or 0.0, penalties)
 
     def _form(self, body: Common) -> Callable[[], Grammar] | None:
         wanted = body.response_format

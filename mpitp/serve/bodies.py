@@ -46,7 +46,7 @@ class ResponseFormat(Strict):
 class StreamOptions(Strict):
     """`include_usage`: a last piece with the numbers of tokens."""
 
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 class Common(Strict):
@@ -55,9 +55,9 @@ class Common(Strict):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=0)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
@@ -70,7 +70,7 @@ class Common(Strict):
     user: str | None = None
     response_format: ResponseFormat | None = None
     grammar: Form | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
 
 
 class CompletionBody(Common):

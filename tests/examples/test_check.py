@@ -132,6 +132,7 @@ def test_the_game_offers_the_mistake_and_two_that_show_elsewhere() -> None:
     for number, name in enumerate(breaks.NAMES, 1):
         offered, fault = breaks.choices(number), breaks.EVERY[name]
         assert len(set(offered)) == 3 and fault.mistake in offered
+        assert len(f"  a  {fault.mistake}") <= 80, "wider than a terminal"
         others = [each for each in breaks.EVERY.values() if each.mistake in set(offered) - {fault.mistake}]
         assert all(other.seen != fault.seen for other in others)
 

@@ -47,6 +47,15 @@ def test_who_asks_for_no_number_gets_what_there_is_room_for() -> None:
         made_asker(1).chat(ChatBody(**body))
 
 
+def test_null_stands_for_what_is_not_given() -> None:
+    """As clients send it for every option that they don't use, of the API's own fields and of ours."""
+    for kind, needed in ((CompletionBody, {"prompt": "a"}), (ChatBody, {"messages": HI})):
+        options = {name: None for name in kind.model_fields if name not in needed} | {"seed": 3}
+        ask = Asker.completion if kind is CompletionBody else Asker.chat
+        nulls, plain = (ask(made_asker(), kind.model_validate(needed | more)) for more in (options, {"seed": 3}))
+        assert (nulls[0].sampling, nulls[0].room, nulls[0].ends) == (plain[0].sampling, plain[0].room, plain[0].ends)
+
+
 def test_a_response_format_holds_for_both_kinds() -> None:
     bodies = CompletionBody.model_validate({"prompt": "a", "response_format": SCHEMA})
     chats = ChatBody.model_validate({"messages": HI, "response_format": SCHEMA, "max_tokens": 5})
