@@ -16,9 +16,10 @@ import numpy as np
 
 from mpitp.backend.accelerator import is_accelerated
 from mpitp.backend.arrays import Array, array_module
-from mpitp.ops.groupwise import GROUP_SIZE, WIDENED_BYTES, Grouping, whole_numbers
+from mpitp.ops.groupwise import GROUP_SIZE, Grouping, whole_numbers
 
 LARGEST = 127
+BAND_BYTES = 2**20  # of whole numbers that are multiplied together: with fewer NumPy's calls cost more than its work
 
 
 def round_rows(x: Array, size: int) -> tuple[Array, Array]:
@@ -48,7 +49,7 @@ def rounded_forward(x: Array, codes: Array, scales: Array, grouping: Grouping, o
         rounded_products(x, codes, scales, grouping, y)
     else:
         q, s_x = round_rows(x, grouping.size)
-        step = max(16, WIDENED_BYTES // (4 * x.shape[1]))
+        step = max(16, BAND_BYTES // (4 * x.shape[1]))
         for i in range(0, len(scales), step):
             rows = slice(i, i + step)
             y[:, rows] = _terms_added(q, s_x, codes[rows], scales[rows], grouping)
@@ -61,13 +62,15 @@ def _terms_added(q: Array, s_x: Array, codes: Array, scales: Array, grouping: Gr
     by_group = q.reshape(t, groups, grouping.size).transpose(1, 0, 2)
     whole = whole_numbers(codes, groups, grouping).transpose(1, 2, 0)  # [k/g, g, n]
     sums = xp.matmul(by_group, whole)  # [k/g, t, n], exact: below 2^24
-    of_w = scales.astype(np.float32, copy=False).reshape(n, groups, grouping.group_floats)
+    of_w = xp.ascontiguousarray(scales.astype(np.float32, copy=False).T).reshape(groups, grouping.group_floats, n)
     of_least = s_x * q.reshape(t, groups, grouping.size).sum(axis=2) if grouping.has_least else s_x  # [t, k/g]
-    y = xp.zeros((t, n), np.float32)
+    y, term, least = xp.zeros((t, n), np.float32), xp.empty((t, n), np.float32), xp.empty((t, n), np.float32)
     for g in range(groups):
-        term = sums[g] * (of_w[None, :, g, 0] * s_x[:, g, None])
+        xp.multiply(of_w[g, 0], s_x[:, g, None], out=term)
+        term *= sums[g]
         if grouping.has_least:
-            term += of_w[None, :, g, 1] * of_least[:, g, None]
+            xp.multiply(of_w[g, 1], of_least[:, g, None], out=least)
+            term += least
         y += term
     return y
 
