@@ -22,16 +22,23 @@ from mpitp.comm.observed import Call, GroupObserver, ObservedGroup
 def on_ranks(program: Callable[[Group], Any], ranks: int = 3) -> None:
     """Run `program(group)` on every rank: MPI's ranks under a launcher, else `ranks` threads of this process."""
     limit_blas_threads(1)
+    tidy_ctrl_c()
     if launch_claim(os.environ).variable:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends also a rank that waits inside of MPI
         program(world_group())
     else:
-        sys.excepthook = told
         try:
             run_threads(ranks, program)
         except BrokenPipeError:  # who read has left, as in `... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(READER_LEFT)
+
+
+def tidy_ctrl_c() -> None:
+    """From here on Ctrl-C ends a script at once and without a traceback: the launcher tells it, or a line."""
+    if launch_claim(os.environ).variable:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends also a rank that waits inside of MPI
+    else:
+        sys.excepthook = told
 
 
 def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -47,4 +47,7 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
+    import course
+
+    course.tidy_ctrl_c()
     main(sys.argv[1])

@@ -83,5 +83,8 @@ def run(group: Group) -> str:
 
 
 if __name__ == "__main__":
+    import course
+
+    course.tidy_ctrl_c()
     for ranks in (1, 2, 3, 5):
         print(f"{ranks} rank(s): {run_threads(ranks, run)[0]}")

@@ -114,6 +114,9 @@ def complaint(group: Group) -> str:
 
 
 if __name__ == "__main__":
+    import course
+
+    course.tidy_ctrl_c()
     for ranks in (2, 3, 5):
         worst = run_threads(ranks, largest_difference)[0]
         print(f"{'PROOF' if worst < 1e-12 else 'WRONG'}  {ranks} ranks against one: largest difference {worst:.1e}")

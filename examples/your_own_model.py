@@ -109,6 +109,9 @@ def run(group: Group, directory: str) -> list[float]:
 
 
 if __name__ == "__main__":
+    import course
+
+    course.tidy_ctrl_c()
     register_model("two_gates", TWO_GATES)
     for ranks in (1, 3):
         with tempfile.TemporaryDirectory() as folder:

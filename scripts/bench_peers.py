@@ -137,7 +137,7 @@ def of_kind(args: argparse.Namespace, files: Files, kind: str) -> Iterator[str]:
         prefill = in_turn(pair, "prefill_seconds", 1, 512, 1, args.rounds)
         yield compared(f"{kind}, one core, prompt of 512, tokens/s", 512, prefill)
         if kind == args.long:
-            behind = in_turn(pair, "seconds", 1, 2000, 9, 1)
+            behind = in_turn(pair, "seconds", 1, 2000, 17, max(2, args.rounds // 3))
             yield compared(f"{kind}, one core, behind 2,000 tokens", 1, behind)
             yield f"{'  of the speed behind 32 tokens':<44}{one[0] / behind[0]:>9.2f}{one[1] / behind[1]:>12.2f}"
         if len(cores) > 1:

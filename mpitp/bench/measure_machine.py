@@ -61,6 +61,7 @@ SUM_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 LEAST_SHAPE, LEAST_PASS = (1, 1, 1), 12
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 QUICK_SECONDS = 2e-3
+IN_NODE = "in a node"
 TINY_BYTES = 8  # of a sum that tells the latency
 ADAMW_TOUCHES = 7  # arrays: w, m and v read and written, the gradient read
 LEAST_SECONDS, MOST_SHARE = 1e-7, 0.95  # what is told of differences that noise has eaten
@@ -255,7 +256,7 @@ def _communication(effort: Effort, group: Group, per_node: int, nodes: int) -> t
     if not counts:  # one rank a node: nothing is measured inside of one, and nothing of it counts
         assert wide is not None
         return Level(**{**{name: getattr(wide, name) for name in wide_facts}, "overlap": 0.0}), wide
-    return Level(**_level(effort, group, counts, "in a node")), wide
+    return Level(**_level(effort, group, counts, IN_NODE)), wide
 
 
 def _counts(per_node: int) -> list[int]:
@@ -267,7 +268,8 @@ def _counts(per_node: int) -> list[int]:
 def _level(effort: Effort, group: Group, counts: Mapping[int, Group | None], where: str) -> dict[str, Any]:
     """Sums over groups of each size; None: this rank looks on."""
     sizes = [size for size in SUM_BYTES if size <= effort.most_bytes]
-    tasks = {f"sum {p} {size}": _sum_task(own, size) for p, own in counts.items() for size in [TINY_BYTES, *sizes]}
+    of_sum = _sum_task if where == IN_NODE else _sum_behind_task
+    tasks = {f"sum {p} {size}": of_sum(own, size) for p, own in counts.items() for size in [TINY_BYTES, *sizes]}
     largest = max(counts)
     tasks["send"] = _send_task(counts[largest], min(SEND_BYTES, sizes[-1]))
     tasks |= _overlap_tasks(counts[largest], sizes[-1])
@@ -300,6 +302,35 @@ def _sum_task(own: Group | None, num_bytes: int) -> Task:
     return task
 
 
+def _sum_behind_task(own: Group | None, num_bytes: int) -> Task:
+    """Between nodes as layers make sums: started when a product has just ended, whose caches, ranks that come at
+    different times and thread that has to wake cost a small sum several times what it takes in a row of sums.
+    """
+    if own is None:
+        return lambda: 0.0
+    product, count = _some_products(), max(1, num_bytes // 4)
+
+    def task() -> float:
+        x = own.empty((count,), np.float32, np)
+        x.fill(1)
+        product()
+        return _clocked(lambda: own.start_all_reduce(x, out=x).wait())()
+
+    return task
+
+
+def _some_products() -> Callable[[], None]:
+    """A few milliseconds of them."""
+    a = np.ones((384, 384), np.float32)
+    out = np.empty_like(a)
+
+    def work() -> None:
+        for _ in range(8):
+            np.matmul(a, a, out=out)
+
+    return work
+
+
 def _send_task(own: Group | None, num_bytes: int) -> Task:
     """From the first rank to the last and back: half of that."""
     if own is None or own.rank not in (0, own.size - 1):
@@ -322,12 +353,7 @@ def _overlap_tasks(own: Group | None, num_bytes: int) -> dict[str, Task]:
     """A product, a sum, and the sum started before the product."""
     if own is None:
         return dict.fromkeys(("product", "sum", "both"), lambda: 0.0)
-    a = np.ones((384, 384), np.float32)
-    out, count = np.empty_like(a), num_bytes // 4
-
-    def product() -> None:
-        for _ in range(8):
-            np.matmul(a, a, out=out)
+    product, count = _some_products(), num_bytes // 4
 
     def started(work: Callable[[], None]) -> Task:
         def task() -> float:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mpitp.data.line_file import class_of
+from mpitp.data.npz import read_npz
 from mpitp.errors import ConfigError, FileError, LaunchError
 from mpitp.files import os_failure, read_json, read_regular
 
@@ -217,10 +219,10 @@ def _folder(where: Path) -> ImageSet:
 
 def _of_npz(where: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            pixels, labels = arrays["images"], arrays["labels"]
-    except (ValueError, OSError, KeyError, EOFError) as error:
+        arrays = read_npz(io.BytesIO(content), ("images", "labels"))
+    except (ValueError, OSError) as error:
         raise FileError(f"{where}: expected an .npz file with the arrays images and labels; {error}") from error
+    pixels, labels = arrays["images"], arrays["labels"]
     _check_arrays(where, pixels, labels)
     return pixels, labels
 
@@ -245,7 +247,7 @@ def _idx(where: Path, content: bytes) -> np.ndarray:
         kind, dims = content[2], content[3]
         shape = struct.unpack(f">{dims}I", content[4 : 4 + 4 * dims])
         values = np.frombuffer(content, np.uint8, offset=4 + 4 * dims)
-    except (OSError, EOFError, IndexError, struct.error, ValueError) as error:
+    except (OSError, EOFError, zlib.error, IndexError, struct.error, ValueError) as error:
         raise FileError(f"{where} is no IDX file: {error}") from error
     if content[:2] != b"\0\0" or kind != 8 or values.size != int(np.prod(shape, dtype=np.int64)):
         raise FileError(f"{where} is no whole IDX file of bytes")

@@ -89,6 +89,12 @@ class Job:
         """Whether a signal that ends a job has come."""
         return any(number in _ENDING for number in self._received)
 
+    @property
+    def ranks_heeded_signal(self) -> bool:
+        """Whether the ranks died of a signal that has come here, as the launcher tells it (MPICH's does)."""
+        killed = _MPICH_KILLED.search(self.tail)
+        return killed is not None and int(killed[1]) in [self.passed_as.get(told, told) for told in self._received]
+
     def run(self) -> int:
         """Run it to its end; the exit code, as docs/cluster.md has them.
 

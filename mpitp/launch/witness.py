@@ -37,6 +37,10 @@ def run_and_explain(job: Job, run_dir: Path | None, ranks: int) -> int:
     if witness.lost_helper and (code == MPICH_LOST_HELPER or job.was_ended_here) and not job.was_told_to_end:
         job.say(f"the launcher's helper (process {witness.lost_helper}) has died: killed, or out of memory?")
         return KILLED + signal.SIGKILL
+    if job.was_told_to_end and job.ranks_heeded_signal and code > KILLED:
+        number = signal.Signals(code - KILLED)
+        job.say("interrupted" if number == signal.SIGINT else f"ended by {number.name}")
+        return code
     named = _DEATH.search(job.tail) if code else None
     if named is None and (code < KILLED or job.was_told_to_end or job.was_killed):
         return code

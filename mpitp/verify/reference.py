@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitp.comm.group import Group
+from mpitp.data.npz import read_npz
 from mpitp.errors import FileError, UsageError
 from mpitp.files import os_failure
 from mpitp.layers.param import Param
@@ -33,11 +34,11 @@ Reference = Mapping[str, np.ndarray]
 def read_reference(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of the file. Raises FileError for one that can't be read or lacks some."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
+        with open(path, "rb") as file:
+            found = read_npz(file)
     except OSError as error:
         raise os_failure("read", path, error) from error
-    except (ValueError, KeyError, EOFError) as error:
+    except ValueError as error:
         raise FileError(f"{path} is no .npz file of arrays: {error}") from error
     missing = [name for name in NEEDED if name not in found]
     if missing:

@@ -202,10 +202,18 @@ def test_a_reader_who_leaves_gets_no_traceback() -> None:
     assert "Traceback" not in said, said
 
 
+def test_every_example_ends_tidily_at_ctrl_c() -> None:
+    """Those that start no ranks by `on_ranks`, which does it, ask for it."""
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        words = ("on_ranks(", "tidy_ctrl_c()", "except KeyboardInterrupt")
+        assert "__main__" not in text or any(word in text for word in words), path.name
+
+
 @pytest.mark.parametrize(
     ("words", "first"),
-    [(["12_what_breaks.py"], "PROOF"), (["check.py", "03"], "03")],
-    ids=["ranks work", "at a question"],
+    [(["12_what_breaks.py"], "PROOF"), (["check.py", "03"], "03"), (["your_own_all_reduce.py"], "1 rank")],
+    ids=["ranks work", "at a question", "one's own code"],
 )
 def test_ctrl_c_gives_a_line_and_no_traceback(words: list[str], first: str) -> None:
     """The one Ctrl-C ends all ranks, which are threads."""

@@ -57,6 +57,18 @@ def test_notebook_has_one_thing_a_cell_its_pictures_and_blanks_for_all_exercises
         assert all((path.parent / link).is_file() for link in re.findall(r"\]\((\.\./[^)]+)\)", source))
 
 
+def test_the_folder_that_jupyter_opens_holds_what_notebooks_show() -> None:
+    """JupyterLab hands out no file from above it: pictures there would be empty frames."""
+    command = (ROOT / "scripts" / "notebooks").read_text(encoding="utf-8")
+    found = re.search(r"--notebook-dir=(\S+) --LabApp.default_url=/lab/tree/(\S+)", command)
+    assert found is not None
+    opened = ROOT / found[1]
+    assert opened / found[2] == NOTEBOOKS[0].parent
+    for path in NOTEBOOKS:
+        for link in re.findall(r"\]\((\.\./[^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).resolve().is_relative_to(opened), (path.name, link)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("nbclient") or not find_spec("ipykernel"), reason="needs nbclient and ipykernel")
 @pytest.mark.parametrize("path", [NOTEBOOKS[i] for i in (1, 11, 17)], ids=lambda path: path.stem)  # making runs all

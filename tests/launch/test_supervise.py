@@ -20,7 +20,7 @@ from mpitp.comm.watchdog import Entry, Status
 from mpitp.launch.descendants import Descendants
 from mpitp.launch.mpiexec import Job
 from mpitp.launch.supervise import heeded_signals, training
-from mpitp.launch.witness import Witness
+from mpitp.launch.witness import Witness, run_and_explain
 from tests.launch.test_launch_faults import MOST_SECONDS, environment, needs_mpiexec
 from tests.train.run_case import losses, make_data, tables, write_run_file
 
@@ -170,6 +170,43 @@ def test_interrupt_has_one_exit_code(tmp_path: Path, send: Any) -> None:
         process.kill()
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
+
+
+BANNER = """PID {pid} RUNNING AT {host}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: {words}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "said"),
+    [
+        ("INT", "Interrupt (signal 2)", 130, "mpitp launch: interrupted\n"),
+        ("TERM", "Terminated (signal 15)", 143, "mpitp launch: ended by SIGTERM\n"),
+        (
+            "INT",
+            "Killed (signal 9)",
+            130,
+            "mpitp launch: rank 1 on n1 (process 501) has died: killed, or out of memory?",
+        ),
+    ],
+)
+def test_ranks_of_a_script_that_end_as_told_have_not_died(
+    name: str, words: str, code: int, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A script leaves the signal to the system, and MPICH's launcher tells of it as of a death."""
+    banner = BANNER.format(pid=501, host="n1", words=words)
+    job = Job(["sh", "-c", f"echo '{banner}'; kill -{name} $PPID; sleep 0.2; exit 2"], dict(os.environ))
+    run_dir = tmp_path / "run"
+    held = Witness.__enter__
+
+    def enter(witness: Witness) -> Witness:  # the ranks come after the witness
+        leave_statuses(run_dir, time.time())
+        return held(witness)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Witness, "__enter__", enter)
+        assert run_and_explain(job, run_dir, 3) == code
+    assert capfd.readouterr().err.startswith(said)
 
 
 @needs_mpiexec
