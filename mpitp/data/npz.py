@@ -30,7 +30,7 @@ DAMAGE = (
 
 
 def read_npz(file: IO[bytes], names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays by name; `names`: these alone. Raises OSError, and ValueError for one that is damaged or lacks some."""
+    """The arrays by name; `names`: these alone. Raises OSError, and ValueError for damage or a name that is missing."""
     try:
         arrays = np.load(file, allow_pickle=False)
         if isinstance(arrays, np.ndarray):
