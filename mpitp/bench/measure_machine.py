@@ -61,7 +61,7 @@ SUM_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 LEAST_SHAPE, LEAST_PASS = (1, 1, 1), 12
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 QUICK_SECONDS = 2e-3
-IN_NODE = "in a node"
+SumTask = Callable[[Group | None, int], Task]  # of a group and so many bytes; None: this rank looks on
 TINY_BYTES = 8  # of a sum that tells the latency
 ADAMW_TOUCHES = 7  # arrays: w, m and v read and written, the gradient read
 LEAST_SECONDS, MOST_SHARE = 1e-7, 0.95  # what is told of differences that noise has eaten
@@ -250,13 +250,13 @@ def _communication(effort: Effort, group: Group, per_node: int, nodes: int) -> t
     if across is not None:
         is_first = group.rank < group.size and group.rank % per_node == 0
         counts = {nodes: across if is_first else None}
-        wide_facts = _level(effort, group, counts, "between nodes")
+        wide_facts = _level(effort, group, counts, "between nodes", _sum_behind_task)
         wide = WideLevel(**wide_facts, links=_links(effort, group, across, per_node, is_first=is_first))
     counts = {p: make_mesh(group, {"dp": group.size // p, "tp": p})["tp"] for p in _counts(per_node)}
     if not counts:  # one rank a node: nothing is measured inside of one, and nothing of it counts
         assert wide is not None
         return Level(**{**{name: getattr(wide, name) for name in wide_facts}, "overlap": 0.0}), wide
-    return Level(**_level(effort, group, counts, IN_NODE)), wide
+    return Level(**_level(effort, group, counts, "in a node", _sum_task)), wide
 
 
 def _counts(per_node: int) -> list[int]:
@@ -265,10 +265,11 @@ def _counts(per_node: int) -> list[int]:
     return [p for p in powers if p < per_node and per_node % p == 0] + ([per_node] if per_node > 1 else [])
 
 
-def _level(effort: Effort, group: Group, counts: Mapping[int, Group | None], where: str) -> dict[str, Any]:
+def _level(
+    effort: Effort, group: Group, counts: Mapping[int, Group | None], where: str, of_sum: SumTask
+) -> dict[str, Any]:
     """Sums over groups of each size; None: this rank looks on."""
     sizes = [size for size in SUM_BYTES if size <= effort.most_bytes]
-    of_sum = _sum_task if where == IN_NODE else _sum_behind_task
     tasks = {f"sum {p} {size}": of_sum(own, size) for p, own in counts.items() for size in [TINY_BYTES, *sizes]}
     largest = max(counts)
     tasks["send"] = _send_task(counts[largest], min(SEND_BYTES, sizes[-1]))

@@ -195,7 +195,7 @@ class ReduceScatterToSP(ExitPair):
         return _start_scatter(self.group, self.weights, y_partials, like).wait()  # [t, h] -> [t/tp, h]
 
     def start_forward(self, y_partials: Sequence[Array], out: Array) -> Pending:
-        raise NotImplementedError("a piece of the rows can't be made by itself: it isn't a share of every rank")
+        raise AssertionError("a piece of the rows can't be made by itself: it isn't a share of every rank")
 
     def pieces(self, shape: tuple[int, int], itemsize: int) -> list[slice]:
         return [slice(0, shape[0])]

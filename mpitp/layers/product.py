@@ -106,10 +106,10 @@ class RowByRowProduct(Product):
         return array_module(x).concatenate(y, out=out)
 
     def input_grad(self, dy: Array, rows: slice = ALL, cols: slice = ALL, out: Array | None = None) -> Array:
-        raise NotImplementedError("texts are generated row by row, not trained")
+        raise AssertionError("texts are generated row by row, not trained")
 
     def accumulate_grads(self, dy: Array, x: Array, blocks: Sequence[Block]) -> None:
-        raise NotImplementedError("texts are generated row by row, not trained")
+        raise AssertionError("texts are generated row by row, not trained")
 
     def params(self) -> Mapping[str, Param]:
         return self.inner.params()

@@ -80,16 +80,20 @@ def train(
         first = loop.begin(resume, directory, plan)
         if observe is not None:
             observe(loop)
-        loop.metrics = stack.enter_context(
-            Metrics(directory.log if world.rank == 0 else None, config.train.steps, first)
-        )
+        log = directory.log if world.rank == 0 else None
+        loop.metrics = stack.enter_context(Metrics(log, config.train.steps, first))
         losses = [loop.step(step).loss for step in range(first + 1, config.train.steps + 1)]
         valid = loop.end()
-        refuse_spoilt(loop.optimizer, config.train.steps, world)
-        save(exact_weights(model, loop.optimizer), task, config, directory.model, world)
-        if world.rank == 0:
-            directory.has_saved()
+        _save(loop, directory)
     return _result(losses, valid, directory.model)
+
+
+def _save(loop: TrainLoop, directory: RunDirectory) -> None:
+    """The model that has come of it, where its weights are finite. A collective."""
+    refuse_spoilt(loop.optimizer, loop.config.train.steps, loop.world)
+    save(exact_weights(loop.model, loop.optimizer), loop.task, loop.config, directory.model, loop.world)
+    if loop.world.rank == 0:
+        directory.has_saved()
 
 
 def _result(losses: Sequence[float], valid: Judgement | None, directory: Path) -> RunResult:
