@@ -36,13 +36,18 @@ LAYOUTS = {
     "dp 2, tp 2, invariant": Wish(ranks=4, layout=Layout(dp=2), invariant=True),
     "cp 2, tp 2": Wish(ranks=4, layout=Layout(cp=2)),
 }
+MIXTURES = ("mixtral",)
+OF_EXPERTS = {"ep 2": Wish(ranks=2, layout=Layout(ep=2)), "ep 2, tp 2": Wish(ranks=4, layout=Layout(ep=2))}
 
 
 def films(presets: list[str]) -> Iterator[tuple[str, Film]]:
-    """Every preset in every layout; of encoders and their kin along tp alone."""
+    """Every preset in every layout that it has: of encoders and their kin along tp alone, of mixtures not the invariant
+    ones.
+    """
     for preset in presets:
-        for name, wish in LAYOUTS.items():
-            if preset in OTHER_PRESETS and wish.layout != Layout():
+        layouts = LAYOUTS | OF_EXPERTS if preset in MIXTURES else LAYOUTS
+        for name, wish in layouts.items():
+            if (preset in OTHER_PRESETS and wish.layout != Layout()) or (preset in MIXTURES and wish.invariant):
                 continue
             fields = {"ranks": wish.ranks, "layout": wish.layout, "invariant": wish.invariant}
             yield f"{preset}, {name}", make_film(Wish(preset=preset, **fields))  # type: ignore[arg-type]
